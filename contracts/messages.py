@@ -1,0 +1,130 @@
+"""Contracts are classes: what a flow sends and what a service does is one pydantic model, imported by both.
+
+    class Charged(BaseModel):
+        charge: str
+
+    class Charge(Command[Charged], endpoint="payments", type="payment.charge"):
+        order: str
+        amount: int
+
+The fields are the request, the parameter is the reply, the keywords say who acts on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+R = TypeVar("R")
+Json = Any
+
+
+class Effect(StrEnum):
+    """What is true when something was asked for and no answer came."""
+
+    KEYED = "keyed"
+    """Asking again under the same idempotency key is harmless. The default."""
+    IDEMPOTENT = "idempotent"
+    """Asking again is harmless, with or without a key."""
+    AT_MOST_ONCE = "at_most_once"
+    """Never ask again: the outcome stays unknown until somebody knows it."""
+
+
+class Refused(Exception):  # noqa: N818  # it is said by handlers as a word: raise Refused("declined")
+    """What a service or a local step raises to say "definitely not done": nothing is left to undo."""
+
+    def __init__(self, code: str, message: str = "", *, detail: Json = None) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+        self.message = message
+        self.detail = detail
+
+
+class Action(Protocol):
+    """Something that can be asked for later, as data: a command, or a local function with its arguments."""
+
+    def as_action(self) -> dict[str, Json]:
+        """`{"do": "call", "endpoint", "name", "data"}` or `{"do": "step", "name", "data"}`."""
+        ...
+
+
+class Command(BaseModel, Generic[R]):
+    """A message that asks a service to act; `R` is the type of its reply (None when it has none).
+
+    Requests refuse unknown fields. Replies are read by `R`, which by pydantic's default ignores them, so a
+    service may add some. Raises TypeError when a class names an `endpoint` without a `type`, or the reverse.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint_: ClassVar[str] = ""
+    type_: ClassVar[str] = ""
+    effect_: ClassVar[Effect] = Effect.KEYED
+    reply_: ClassVar[TypeAdapter[Any]] = TypeAdapter(Any)
+
+    def __init_subclass__(
+        cls, *, endpoint: str = "", type: str = "", effect: Effect = Effect.KEYED, **config: Any
+    ) -> None:
+        super().__init_subclass__(**config)
+        if bool(endpoint) != bool(type):
+            raise TypeError(f"{cls.__name__}: a command names both endpoint= and type=, or neither")
+        if endpoint:
+            cls.endpoint_, cls.type_, cls.effect_ = endpoint, type, Effect(effect)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for base in cls.__mro__:
+            generic = cast("dict[str, Any]", getattr(base, "__pydantic_generic_metadata__", {}))
+            if generic.get("origin") is Command:
+                cls.reply_ = TypeAdapter(generic["args"][0])
+                return
+
+    def as_action(self) -> dict[str, Json]:
+        if not self.type_:
+            raise TypeError(f"{type(self).__name__} names no endpoint= and type=, so nobody can act on it")
+        return {
+            "do": "call",
+            "endpoint": self.endpoint_,
+            "name": self.type_,
+            "data": self.model_dump(mode="json"),
+            **({"effect": str(self.effect_)} if self.effect_ is not Effect.KEYED else {}),
+        }
+
+
+class Event(BaseModel):
+    """A fact that somebody published. `key=` names the field by which a flow waits for it."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    type_: ClassVar[str] = ""
+    key_: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, *, type: str = "", key: str | None = None, **config: Any) -> None:
+        super().__init_subclass__(**config)
+        if type:
+            cls.type_, cls.key_ = type, key
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """A command without a class: the quick form, and what documents use."""
+
+    endpoint: str
+    type: str
+    data: Json = None
+
+    def as_action(self) -> dict[str, Json]:
+        return {"do": "call", "endpoint": self.endpoint, "name": self.type, "data": plain(self.data)}
+
+
+def command(endpoint: str, type: str, data: Json = None) -> Loose:  # noqa: A002  # the attribute's name on the wire
+    """A command named by strings, for data that no class describes."""
+    return Loose(endpoint, type, data)
+
+
+def plain(value: Json) -> Json:
+    """`value` as JSON-like data: models become dictionaries, everything else stays as it is."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
