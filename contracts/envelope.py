@@ -1,0 +1,250 @@
+"""CloudEvents 1.0.2 in the structured JSON form: what is signed and sent, as one immutable value.
+
+The published SDK is not used on this path: it invents `id` and `time` where they are missing, so that every
+retry of such an event would be a new one, and it accepts what the specification forbids. Here a missing
+attribute is a problem, `time` stays the text that was sent, and whether `data` was there is kept apart from
+its being null.
+
+Source: CloudEvents 1.0.2, sections 3.1 (attributes) and 2.3 (naming); JSON event format 1.0.2, section 3.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast
+
+from contracts import strict_json
+from contracts.errors import MalformedEvent, shown
+from contracts.limits import (
+    ATTRIBUTE_CHARACTERS_MAX,
+    EXTENSION_NAME_CHARACTERS_MAX,
+    EXTENSIONS_MAX,
+    IDENTITY_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    SOURCE_CHARACTERS_MAX,
+)
+from contracts.strict_json import Json
+
+STRUCTURED: Final = "application/cloudevents+json"
+
+
+class Absent(Enum):
+    """The type of ABSENT, so that type checkers can tell it from data."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent.ABSENT
+"""The data of an event that has none. An event may also have the data None: JSON's null."""
+
+Extension = str | bool | int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """An event. `data` is JSON-like, or bytes when it is not JSON (`data_base64` on the wire), or ABSENT."""
+
+    id: str
+    source: str
+    type: str
+    subject: str | None = None
+    time: str | None = None
+    """RFC 3339, as it was or will be sent: it is never computed with."""
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    data: Json | bytes | Literal[Absent.ABSENT] = ABSENT
+    extensions: Mapping[str, Extension] = field(default_factory=lambda: MappingProxyType({}))
+
+
+CORE: Final = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
+LIMITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "id": IDENTITY_CHARACTERS_MAX,
+        "source": SOURCE_CHARACTERS_MAX,
+        "type": IDENTITY_CHARACTERS_MAX,
+        "subject": KEY_CHARACTERS_MAX,
+    }
+)
+
+
+def encode_structured(envelope: Envelope) -> bytes:
+    """The bytes of `envelope`, the same for equal ones. Raises MalformedEvent, NotEncodable."""
+    members: dict[str, Json] = {"specversion": "1.0"}
+    members |= {name: value for name in CORE if (value := getattr(envelope, name)) is not None}
+    members |= envelope.extensions
+    if isinstance(envelope.data, bytes):
+        members["data_base64"] = base64.b64encode(envelope.data).decode("ascii")
+    elif envelope.data is not ABSENT:
+        members["data"] = envelope.data
+    if problems := [*foreign_extensions(envelope.extensions), *problems_of(members)]:
+        raise MalformedEvent(problems)
+    return strict_json.encode(members, what="event").encode()
+
+
+def foreign_extensions(extensions: Mapping[str, Extension]) -> Iterator[str]:
+    for name in extensions:
+        if name in RESERVED:
+            yield f"{name}: expected an extension's own name, found one of the specification's"
+
+
+def decode_structured(body: bytes) -> Envelope:
+    """The event in `body`. Attributes that are null count as absent, unknown ones are extensions.
+
+    Raises MalformedJson when the body is no strict JSON, else MalformedEvent with every problem that it has.
+    """
+    members = strict_json.decode(body, what="event")
+    if not isinstance(members, dict):
+        raise MalformedEvent([f"expected an object, found {kind_of(members)}"])
+    given = cast("dict[str, Json]", members)
+    event = {name: value for name, value in given.items() if value is not None or name == "data"}
+    if problems := list(problems_of(event)):
+        raise MalformedEvent(problems)
+    core: dict[str, Any] = {name: event[name] for name in CORE if name in event}
+    extensions: dict[str, Any] = {name: value for name, value in event.items() if name not in RESERVED}
+    encoded: Any = event.get("data_base64")
+    data = event.get("data", ABSENT) if encoded is None else base64.b64decode(encoded)
+    return Envelope(**core, data=data, extensions=MappingProxyType(extensions))
+
+
+RESERVED: Final = frozenset({*CORE, "specversion", "data", "data_base64"})
+
+
+def problems_of(event: Mapping[str, Json]) -> Iterator[str]:
+    """What the specification forbids about `event`, an object without null attributes; one line for each."""
+    if event.get("specversion") != "1.0":
+        yield f"specversion: expected '1.0', found {shown(event.get('specversion'))}"
+    for name in ("id", "source", "type"):
+        if name not in event:
+            yield f"{name}: expected a non-empty string, found none"
+    for name in CORE:
+        if name in event and (expected := core_fault(name, event[name])):
+            yield f"{name}: expected {expected}, found {shown(event[name])}"
+    yield from extension_problems(event)
+    yield from data_problems(event)
+
+
+def core_fault(name: str, value: Json) -> str | None:
+    """What was expected of the attribute `name`, when `value` is something else."""
+    if not isinstance(value, str) or not value:
+        return "a non-empty string"
+    if fault := string_fault(value, LIMITS.get(name, ATTRIBUTE_CHARACTERS_MAX)):
+        return fault
+    expected, fits = FORMS.get(name, ("", str))
+    return None if fits(value) else expected
+
+
+def extension_problems(event: Mapping[str, Json]) -> Iterator[str]:
+    names = [name for name in event if name not in RESERVED]
+    if len(names) > EXTENSIONS_MAX:
+        yield f"expected at most {EXTENSIONS_MAX} extension attributes, found {len(names)}"
+        return
+    for name in names:
+        if not EXTENSION_NAME.fullmatch(name):
+            yield f"extension {shown(name)}: expected a name of the characters a-z and 0-9"
+        elif fault := extension_fault(event[name]):
+            yield f"{name}: expected {fault}, found {shown(event[name])}"
+
+
+def extension_fault(value: Json) -> str | None:
+    match value:
+        case bool():
+            return None
+        case str():
+            return string_fault(value, ATTRIBUTE_CHARACTERS_MAX)
+        case int():
+            return None if -(2**31) <= value < 2**31 else "an integer of 32 bits"
+        case _:
+            return "a string, a boolean or an integer"
+
+
+def data_problems(event: Mapping[str, Json]) -> Iterator[str]:
+    if "data_base64" not in event:
+        return
+    if "data" in event:
+        yield "data: expected either data or data_base64, found both"
+    try:
+        base64.b64decode(event["data_base64"], validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        yield "data_base64: expected base64 text, found something else"
+
+
+def string_fault(value: str, characters_max: int) -> str | None:
+    """CloudEvents 1.0.2, 3.1.1, String: no control characters, noncharacters or lone surrogates."""
+    if len(value) > characters_max:
+        return f"at most {characters_max} characters"
+    return "no control characters" if FORBIDDEN.search(value) else None
+
+
+FORBIDDEN: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(f"{chr(plane | 0xFFFE)}{chr(plane | 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
+    + "]"
+)
+EXTENSION_NAME: Final = re.compile(rf"[a-z0-9]{{1,{EXTENSION_NAME_CHARACTERS_MAX}}}")
+
+# RFC 3986, appendix A, with the letters of other alphabets let through, as RFC 3987 has them.
+URI_CHARACTERS: Final = r"(?:[A-Za-z0-9\-._~:/?@!$&'()*+,;=\[\]]|[^\x00-\x7f]|%[0-9A-Fa-f]{2})*"
+URI: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]*:{URI_CHARACTERS}(?:#{URI_CHARACTERS})?")
+URI_REFERENCE: Final = re.compile(rf"{URI_CHARACTERS}(?:#{URI_CHARACTERS})?")
+
+# RFC 2045, section 5.1; RFC 7231, section 3.1.1.1
+WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~\-]+"
+PARAMETER: Final = rf'[ \t]*;[ \t]*{WORD}=(?:{WORD}|"(?:[^"\\\x00-\x1f\x7f]|\\[\x20-\x7e])*")'
+MEDIA_TYPE: Final = re.compile(rf"({WORD}/{WORD})(?:{PARAMETER})*[ \t]*;?[ \t]*")
+
+TIMESTAMP: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:\.[0-9]{1,18})?"
+    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+
+
+def is_timestamp(text: str) -> bool:
+    """RFC 3339, section 5.6: seconds are needed, and so are an offset's minutes. A leap second is fine."""
+    parts = TIMESTAMP.fullmatch(text)
+    if parts is None:
+        return False
+    try:
+        date(int(parts[1]), int(parts[2]), int(parts[3]))
+    except ValueError:
+        return False
+    return True
+
+
+FORMS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = MappingProxyType(
+    {
+        "source": ("a URI reference", URI_REFERENCE.fullmatch),
+        "dataschema": ("an absolute URI", URI.fullmatch),
+        "datacontenttype": ("a media type", MEDIA_TYPE.fullmatch),
+        "time": ("an RFC 3339 timestamp", is_timestamp),
+    }
+)
+
+
+def media_type(content_type: str) -> str:
+    """The type of a Content-Type without its parameters, in lower case; empty when it is none."""
+    parts = MEDIA_TYPE.fullmatch(content_type)
+    return parts[1].lower() if parts else ""
+
+
+def kind_of(value: Json) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case _:
+            return "an array"

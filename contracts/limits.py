@@ -1,0 +1,47 @@
+"""Every limit that more than one part knows. A limit that is reached is a named error, never a silent cut.
+
+The names end in `_MAX` or in the unit they count.
+"""
+
+from typing import Final
+
+# JSON
+JSON_DEPTH_MAX: Final = (
+    64  # arrays and objects inside each other; PostgreSQL's own parser takes some thousands
+)
+JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
+PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
+
+# Identities and keys, in characters; the tables check the same
+IDENTITY_CHARACTERS_MAX: Final = 512  # event id, webhook id, event type, idempotency key
+SOURCE_CHARACTERS_MAX: Final = 1024  # a CloudEvents source
+KEY_CHARACTERS_MAX: Final = 512  # business key, key of an event (its subject)
+NAME_CHARACTERS_MAX: Final = 128  # tenant, endpoint, sender, flow, version, step
+
+# Events on the wire
+EVENT_BYTES_MAX: Final = 256 * 1024  # a request to the receiver, as read
+MESSAGE_BYTES_MAX: Final = 1024 * 1024  # a stored message of the outbox
+ATTRIBUTE_CHARACTERS_MAX: Final = 2048  # any other attribute: time, dataschema, an extension
+EXTENSIONS_MAX: Final = 32  # extension attributes of one event
+EXTENSION_NAME_CHARACTERS_MAX: Final = 64  # the specification asks for 20 and allows more
+
+# Signatures (Standard Webhooks)
+SECRET_BYTES_MIN: Final = 24  # the specification: 24 to 64
+SECRET_BYTES_MAX: Final = 64
+SECRETS_MAX: Final = 10  # live secrets of one owner; each costs an HMAC for each message
+SIGNATURES_MAX: Final = 5  # candidates that are tried of one header
+TIMESTAMP_TOLERANCE_SECONDS: Final = 300  # to either side
+
+# The receiver
+RECEIVE_BODY_SECONDS: Final = 5.0  # to read one body; then 408
+RECEIVE_HEADER_SECONDS: Final = 10.0  # to read one head, and between two requests of a connection; then cut
+RECEIVE_CONCURRENCY_MAX: Final = 512  # requests at work in one process; more get 503
+RECEIVE_CONNECTIONS_MAX: Final = 2048  # open connections of one process; more are closed
+RECEIVE_BATCH_MAX: Final = (
+    100  # events in one transaction; post_mail locks at most 256 keys, an event has two
+)
+RECEIVE_WAIT_SECONDS: Final = 10.0  # for the durable answer of the database; then 503
+
+# Error texts
+SHOWN_CHARACTERS_MAX: Final = 80  # of a value that somebody else wrote
+PROBLEMS_MAX: Final = 20  # named in one error

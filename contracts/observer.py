@@ -1,0 +1,29 @@
+"""The one door through which the parts say what happened: logs, metrics, traces and tests listen there.
+
+A moment is a fixed name in the past tense, its fields are facts (ids, counts, reasons) and never payloads,
+secrets or text that a stranger wrote unescaped. Tests wait for moments instead of sleeping.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Observer(Protocol):
+    """Hears moments. Must not raise and must not block; it is called inside the event loop.
+
+    receiver:  receiver.started (host, port) · event.stored (tenant, sender, answer) · event.duplicate ·
+               event.conflict · request.refused (status, reason, tenant, sender) · post.failed (attempt,
+               error) · post.batch (size) · receiver.draining · receiver.stopped
+    """
+
+    def saw(self, moment: str, /, **fields: object) -> None: ...
+
+
+class Silent:
+    """The observer of those who do not listen."""
+
+    __slots__ = ()
+
+    def saw(self, moment: str, /, **fields: object) -> None:
+        """Nothing."""
