@@ -23,12 +23,12 @@ from typing import Any, Final, Literal, cast
 from contracts import strict_json
 from contracts.errors import MalformedEvent, shown
 from contracts.limits import (
-    ATTRIBUTE_CHARACTERS_MAX,
+    ATTRIBUTE_BYTES_MAX,
     EXTENSION_NAME_CHARACTERS_MAX,
     EXTENSIONS_MAX,
-    IDENTITY_CHARACTERS_MAX,
-    KEY_CHARACTERS_MAX,
-    SOURCE_CHARACTERS_MAX,
+    IDENTITY_BYTES_MAX,
+    KEY_BYTES_MAX,
+    SOURCE_BYTES_MAX,
 )
 from contracts.strict_json import Json
 
@@ -69,10 +69,10 @@ class Envelope:
 CORE: Final = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
 LIMITS: Final[Mapping[str, int]] = MappingProxyType(
     {
-        "id": IDENTITY_CHARACTERS_MAX,
-        "source": SOURCE_CHARACTERS_MAX,
-        "type": IDENTITY_CHARACTERS_MAX,
-        "subject": KEY_CHARACTERS_MAX,
+        "id": IDENTITY_BYTES_MAX,
+        "source": SOURCE_BYTES_MAX,
+        "type": IDENTITY_BYTES_MAX,
+        "subject": KEY_BYTES_MAX,
     }
 )
 
@@ -137,7 +137,7 @@ def core_fault(name: str, value: Json) -> str | None:
     """What was expected of the attribute `name`, when `value` is something else."""
     if not isinstance(value, str) or not value:
         return "a non-empty string"
-    if fault := string_fault(value, LIMITS.get(name, ATTRIBUTE_CHARACTERS_MAX)):
+    if fault := string_fault(value, LIMITS.get(name, ATTRIBUTE_BYTES_MAX)):
         return fault
     expected, fits = FORMS.get(name, ("", str))
     return None if fits(value) else expected
@@ -160,7 +160,7 @@ def extension_fault(value: Json) -> str | None:
         case bool():
             return None
         case str():
-            return string_fault(value, ATTRIBUTE_CHARACTERS_MAX)
+            return string_fault(value, ATTRIBUTE_BYTES_MAX)
         case int():
             return None if -(2**31) <= value < 2**31 else "an integer of 32 bits"
         case _:
@@ -178,10 +178,10 @@ def data_problems(event: Mapping[str, Json]) -> Iterator[str]:
         yield "data_base64: expected base64 text, found something else"
 
 
-def string_fault(value: str, characters_max: int) -> str | None:
+def string_fault(value: str, bytes_max: int) -> str | None:
     """CloudEvents 1.0.2, 3.1.1, String: no control characters, noncharacters or lone surrogates."""
-    if len(value) > characters_max:
-        return f"at most {characters_max} characters"
+    if 4 * len(value) > bytes_max and len(value.encode("utf-8", "surrogatepass")) > bytes_max:
+        return f"at most {bytes_max} bytes"
     return "no control characters" if FORBIDDEN.search(value) else None
 
 

@@ -12,16 +12,16 @@ JSON_DEPTH_MAX: Final = (
 JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
 PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
 
-# Identities and keys, in characters; the tables check the same
-IDENTITY_CHARACTERS_MAX: Final = 512  # event id, webhook id, event type, idempotency key
-SOURCE_CHARACTERS_MAX: Final = 1024  # a CloudEvents source
-KEY_CHARACTERS_MAX: Final = 512  # business key, key of an event (its subject)
-NAME_CHARACTERS_MAX: Final = 128  # tenant, endpoint, sender, flow, version, step
+# Identities and keys, in bytes of UTF-8; the tables allow no less, and an index entry holds them all
+IDENTITY_BYTES_MAX: Final = 512  # event id, webhook id, event type, idempotency key
+SOURCE_BYTES_MAX: Final = 1024  # a CloudEvents source
+KEY_BYTES_MAX: Final = 1024  # business key, key of an event (its subject)
+NAME_BYTES_MAX: Final = 128  # tenant, endpoint, sender, flow, version, step
 
 # Events on the wire
 EVENT_BYTES_MAX: Final = 256 * 1024  # a request to the receiver, as read
 MESSAGE_BYTES_MAX: Final = 1024 * 1024  # a stored message of the outbox
-ATTRIBUTE_CHARACTERS_MAX: Final = 2048  # any other attribute: time, dataschema, an extension
+ATTRIBUTE_BYTES_MAX: Final = 2048  # any other attribute: time, dataschema, an extension
 EXTENSIONS_MAX: Final = 32  # extension attributes of one event
 EXTENSION_NAME_CHARACTERS_MAX: Final = 64  # the specification asks for 20 and allows more
 
@@ -35,6 +35,9 @@ TIMESTAMP_TOLERANCE_SECONDS: Final = 300  # to either side
 # The receiver
 RECEIVE_BODY_SECONDS: Final = 5.0  # to read one body; then 408
 RECEIVE_HEADER_SECONDS: Final = 10.0  # to read one head, and between two requests of a connection; then cut
+RECEIVE_HEADERS_MAX: Final = 64  # header fields of one request
+RECEIVE_LINE_BYTES_MAX: Final = 4096  # the request line
+RECEIVE_FIELD_BYTES_MAX: Final = 8190  # one header field
 RECEIVE_CONCURRENCY_MAX: Final = 512  # requests at work in one process; more get 503
 RECEIVE_CONNECTIONS_MAX: Final = 2048  # open connections of one process; more are closed
 RECEIVE_BATCH_MAX: Final = (

@@ -18,7 +18,7 @@ from typing import Final
 
 from contracts.errors import BadSecret, BadSignature
 from contracts.limits import (
-    IDENTITY_CHARACTERS_MAX,
+    IDENTITY_BYTES_MAX,
     SECRET_BYTES_MAX,
     SECRET_BYTES_MIN,
     SIGNATURES_MAX,
@@ -26,7 +26,7 @@ from contracts.limits import (
 )
 
 PREFIX: Final = "whsec_"
-MESSAGE_ID: Final = re.compile(rf"[!-\-/-~]{{1,{IDENTITY_CHARACTERS_MAX}}}")
+MESSAGE_ID: Final = re.compile(rf"[!-\-/-~]{{1,{IDENTITY_BYTES_MAX}}}")
 """Visible ASCII without the dot: `a.1` at 5 and `a` at `1.5` would be signed alike."""
 TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
 """ASCII digits and nothing else; Python's int() also takes blanks, signs, underscores and other alphabets."""

@@ -51,6 +51,16 @@ def encode(value: object, *, what: str, bytes_max: int | None = None) -> str:
     return text
 
 
+def canonical(value: Json) -> str:
+    """`value`, which `decode` gave, as the one text of all equal ones: members sorted. For digests."""
+    return sorted_compact(value)
+
+
+sorted_compact: Final[Callable[[Any], str]] = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), sort_keys=True
+).encode
+
+
 def is_plain(value: object, levels: int) -> bool:
     """Whether `value` nests at most `levels` exact lists and dicts, and has names that are exact strings."""
     if type(value) is dict:
@@ -172,7 +182,7 @@ def read_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def read_integer(digits: str) -> int:
-    if len(digits) > JSON_DIGITS_MAX:
+    if len(digits) > JSON_DIGITS_MAX and len(digits.lstrip("-")) > JSON_DIGITS_MAX:
         raise Suspect
     return int(digits)
 
@@ -267,7 +277,8 @@ def piece_fault(piece: str) -> str | None:
     if piece in {"true", "false", "null"}:
         return None
     if set(piece) <= set("-0123456789"):
-        return f"an integer of {len(piece)} digits" if len(piece) > JSON_DIGITS_MAX else None
+        digits = len(piece.lstrip("-"))
+        return f"an integer of {digits} digits" if digits > JSON_DIGITS_MAX else None
     return None if math.isfinite(float(piece)) else f"{shown(piece)}, which is larger than any number"
 
 
