@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 R = TypeVar("R")
 Json = Any
@@ -126,5 +127,15 @@ def command(endpoint: str, type: str, data: Json = None) -> Loose:  # noqa: A002
 
 
 def plain(value: Json) -> Json:
-    """`value` as JSON-like data: models become dictionaries, everything else stays as it is."""
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    """`value` as JSON-like data: models, dates, UUIDs and the like by pydantic's rules.
+
+    What has no such form stays as it is, so that whoever encodes it can name the place.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        return value

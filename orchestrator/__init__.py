@@ -1,0 +1,42 @@
+"""Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
+
+from contracts.messages import Command, Effect, Event, Refused, command
+from orchestrator.core.context import Context, Elapsed, Local, local
+from orchestrator.core.errors import (
+    FlowError,
+    OutcomeUnknown,
+    ReplyInvalid,
+    StepError,
+    StepFailed,
+    StepRefused,
+    UsageError,
+)
+from orchestrator.core.retry import Retry
+from orchestrator.core.spans import days, hours, minutes, seconds
+from orchestrator.workflow import Workflow, workflow
+
+__all__ = [
+    "Command",
+    "Context",
+    "Effect",
+    "Elapsed",
+    "Event",
+    "FlowError",
+    "Local",
+    "OutcomeUnknown",
+    "Refused",
+    "ReplyInvalid",
+    "Retry",
+    "StepError",
+    "StepFailed",
+    "StepRefused",
+    "UsageError",
+    "Workflow",
+    "command",
+    "days",
+    "hours",
+    "local",
+    "minutes",
+    "seconds",
+    "workflow",
+]

@@ -1,0 +1,124 @@
+"""What a program waits for, and what it would undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from orchestrator.core.retry import ONCE, Retry
+
+Json = Any
+
+LEAVES: Final = frozenset({"call"})
+"""Kinds of asks whose work is a message: it leaves through the outbox."""
+
+MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
+"""Kinds of asks that a timeout leaves unknown; a timer's due time is its end."""
+
+
+class Ask:
+    """One thing that a program asked for and waits for.
+
+    `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the
+    program holds them; it is never stored. `undo` makes the action that would undo it, from (known, reply).
+    """
+
+    __slots__ = (
+        "args", "asked_at", "at_most_once", "attempt", "due", "entry", "hold", "kind", "name", "path",
+        "position", "retry", "retry_at", "timeout", "undo", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        args: Json = None,
+        *,
+        undo: Callable[[bool, Json], Json] | None = None,
+        timeout: timedelta | None = None,
+        retry: Retry = ONCE,
+        hold: bool = False,
+        at_most_once: bool = False,
+        work: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.args = args
+        self.undo = undo
+        self.timeout = timeout
+        self.retry = retry
+        self.hold = hold
+        self.at_most_once = at_most_once
+        self.work = work
+        self.path = ""
+        self.position = 0
+        self.asked_at: datetime | None = None
+        self.due: datetime | None = None
+        self.attempt = 1
+        self.retry_at: datetime | None = None
+        self.entry: Entry | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a worker does it in its own process: a step, or an undo by a local function."""
+        return self.kind == "step" or (self.kind == "undo" and self.args["do"] == "step")
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it leaves as a message: a call, or an undo by a command."""
+        return self.kind == "call" or (self.kind == "undo" and self.args["do"] == "call")
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether a local step may begin only after its `asked` is committed."""
+        return self.undo is not None or self.at_most_once
+
+
+class Scope:
+    """What was done in one part of a program and may have to be undone, by path."""
+
+    __slots__ = ("entries", "parent")
+
+    def __init__(self, parent: Scope | None = None) -> None:
+        self.parent = parent
+        self.entries: dict[str, Entry] = {}
+
+    def merge(self) -> None:
+        """Left well: what was done here becomes part of the scope around it."""
+        if self.parent is not None:
+            for entry in self.entries.values():
+                entry.scope = self.parent
+            self.parent.entries.update(self.entries)
+            self.entries = {}
+
+
+class Entry:
+    """One thing to undo. `rank` is the position of the fact that ended it: the highest is undone first.
+
+    `action` is None when nobody knows how; then a person is asked. While `settling`, it is not yet known what
+    became of what was asked, and its undo waits.
+    """
+
+    __slots__ = ("action", "asked_at", "known", "local", "path", "rank", "scope", "settling", "tries", "undo")
+
+    def __init__(self, ask: Ask, action: Json, scope: Scope) -> None:
+        self.path = ask.path
+        self.local = ask.is_local
+        self.asked_at = ask.asked_at
+        self.undo = ask.undo
+        self.action: Json = action
+        self.scope = scope
+        self.rank = ask.position
+        self.known = False
+        self.settling = False
+        self.tries = 0
+
+
+class Unwind:
+    """A scope asks to be undone before it is left."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope

@@ -1,0 +1,146 @@
+"""What a flow may catch, and what stops it.
+
+Exception
+└── FlowError               what an author may expect and catch
+    ├── StepError           .path .name .code .detail .data .may_have_acted
+    │   ├── StepRefused     definitely not done: its undo is dropped                 may_have_acted = False
+    │   ├── StepFailed      it raised, and the tries ran out: its undo stays                         True
+    │   ├── OutcomeUnknown  sent, no answer: its undo stays                                          True
+    │   └── ReplyInvalid    done, but the answer fails its model: its undo stays                     True
+    └── UsageError          the context was asked something that cannot be
+BaseException
+└── Halt                    stops the turn and holds the execution; never caught by the program
+    ├── NonDeterminism      the program and its journal disagree
+    ├── LimitExceeded       a documented limit was reached
+    └── ProgramFault        a bug: only a new deploy can mend it
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+Json = Any
+
+
+class FlowError(Exception):
+    """What an author of flows may expect and catch."""
+
+
+class StepError(FlowError):
+    """A call or a step did not end well. `may_have_acted` says whether its effect may exist."""
+
+    may_have_acted: ClassVar[bool] = True
+    failure_class: ClassVar[str] = "permanent"
+
+    def __init__(self, path: str, name: str, error: dict[str, Json]) -> None:
+        self.path = path
+        self.name = name
+        self.code = str(error.get("code") or "error")
+        self.detail = str(error.get("detail") or "")
+        self.data: Json = error.get("data")
+        super().__init__(f"{name} at {path}: {self.code}" + (f": {self.detail}" if self.detail else ""))
+
+
+class StepRefused(StepError):
+    """Definitely not done. Its undo is dropped."""
+
+    may_have_acted = False
+    failure_class = "business"
+
+
+class StepFailed(StepError):
+    """It raised, and the tries ran out. It may have acted, so its undo stays."""
+
+
+class OutcomeUnknown(StepError):
+    """It was sent or begun, and no answer came in time. Its undo stays."""
+
+    failure_class = "unknown"
+
+
+class ReplyInvalid(StepError):
+    """It was done, and the answer does not fit its model. Its undo stays."""
+
+
+class UsageError(FlowError):
+    """The context was asked something that cannot be; nothing was written."""
+
+
+class Halt(BaseException):
+    """Stops the turn: the execution is held, nothing is lost, a person decides."""
+
+    code: ClassVar[str] = "halted"
+
+
+class NonDeterminism(Halt):
+    """The program asks for something else than its journal recorded. Both sides are named."""
+
+    code = "nondeterminism"
+
+
+class LimitExceeded(Halt):
+    """A limit of the core was reached; the message names it and its value."""
+
+    code = "limit"
+
+
+class ProgramFault(Halt):
+    """The program has a bug. After a deploy that mends it, the execution resumes at the same fact."""
+
+    code = "program-fault"
+
+
+class InputInvalid(Halt):
+    """The recorded input does not fit the model of the flow."""
+
+    code = "input-invalid"
+
+
+FAULTS: Final[tuple[type[Exception], ...]] = (
+    TypeError,
+    AttributeError,
+    NameError,
+    ImportError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
+"""Exceptions that only a new deploy can mend: they pass every scope without undoing, and hold."""
+
+STOPPING: Final = frozenset({NonDeterminism.code, LimitExceeded.code, ProgramFault.code, InputInvalid.code})
+"""Codes of `held` facts after which the program goes on where it stopped (its last input has no consequence yet)."""
+
+ENDINGS: Final[dict[str, type[StepError]]] = {
+    "refused": StepRefused,
+    "failed": StepFailed,
+    "unknown": OutcomeUnknown,
+}
+"""The error that each outcome of an ask but `done` raises in the program."""
+
+DETAIL_MAX: Final = 2_000
+"""Characters of an error's text that a journal keeps."""
+
+
+def storable(text: str) -> str:
+    """`text` as a journal can hold it: no NUL, no lone surrogate, at most DETAIL_MAX characters."""
+    clean = text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return clean if len(clean) <= DETAIL_MAX else clean[: DETAIL_MAX - 1] + "…"
+
+
+def structure(error: BaseException) -> dict[str, Json]:
+    """A failure as data: class, code, detail, and where it happened."""
+    if isinstance(error, StepError):
+        kept: dict[str, Json] = {
+            "class": error.failure_class,
+            "type": type(error).__name__,
+            "code": storable(error.code),
+            "detail": storable(error.detail),
+            "path": error.path,
+        }
+        return kept | ({"data": error.data} if error.data is not None else {})
+    return {
+        "class": "permanent",
+        "type": type(error).__name__,
+        "code": "raised",
+        "detail": storable(str(error)),
+    }

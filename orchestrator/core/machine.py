@@ -1,0 +1,710 @@
+"""One program and its journal, and nothing else.
+
+Input facts (the world) drive the program; produced facts (the program) are compared with the journal while
+there is a past, and are new when there is none. A live run and a replay are the same function, `apply`:
+"live" only means that what the program produces has no recorded counterpart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from contracts import strict_json
+from contracts.errors import NotEncodable, TooLarge
+from contracts.limits import CALL_TIMEOUT, FACTS_MAX, OPEN_ASKS_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX, UNDOS_MAX
+from orchestrator.core.ask import MAY_HAVE_ACTED, Ask, Entry, Scope, Unwind
+from orchestrator.core.branch import Branch
+from orchestrator.core.errors import (
+    ENDINGS,
+    FAULTS,
+    STOPPING,
+    Halt,
+    LimitExceeded,
+    NonDeterminism,
+    ProgramFault,
+    StepFailed,
+    UsageError,
+    storable,
+    structure,
+)
+from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact, saying
+from orchestrator.core.path import undo_path
+from orchestrator.core.retry import ONCE, UNDO_RETRY
+from orchestrator.core.status import TERMINAL, Status
+
+Json = Any
+Program = Callable[["Machine", Json], Coroutine[Any, Any, Json]]
+
+BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a person is needed at `path`. `entry` is what could not be undone; None for a step whose outcome is unknown."""
+
+    code: str
+    path: str
+    reason: str
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A message that nobody waits for any more, and the position of the fact that says so."""
+
+    path: str
+    asked_at: datetime
+    position: int
+
+
+class Machine:
+    """What a flow's context talks to: it turns what the program asks into facts, and facts into answers.
+
+    Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
+    yet committed; `open` what the program waits for; `held` why a person is needed.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        facts_max: int = FACTS_MAX,
+        payload_max: int = PAYLOAD_BYTES_MAX,
+    ) -> None:
+        self.program = program
+        self.facts_max = facts_max
+        self.payload_max = payload_max
+        self.status = Status.OPEN
+        self.held: Held | None = None
+        self.open: dict[str, tuple[Branch, Ask]] = {}
+        self.new: list[Fact] = []
+        self.taken_back: list[TakenBack] = []
+        self.position = 0
+        self.position_of_last_input = 0
+        self.at = BEGINNING
+        self.started: dict[str, Json] = {}
+        self.result: Json = None
+        self.undone = 0
+        self.stands: list[str] = []
+        self.unsettled: dict[str, Entry] = {}
+        self.current: Branch | None = None
+        self._seed = b""
+        self._root: Branch | None = None
+        self._ready: deque[tuple[Branch, Json, BaseException | None]] = deque()
+        self._due: list[tuple[datetime, int, str]] = []
+        self._unwinding: list[tuple[Scope, Branch]] = []
+        self._undoing: Entry | None = None
+        self._past: Sequence[Fact] | None = None
+        self._cursor = 0
+        self._decisions: deque[tuple[str, str, dict[str, Json]]] = deque()
+        self._kept = 0
+        self._fault: Halt | None = None
+        self._evicted = False
+
+    # ---- the two ways in: a journal, or the world ----------------------------------------------------------
+
+    def replay(self, journal: Sequence[Fact], *, complete: bool = True) -> None:
+        """Run the program through its past. Raises NonDeterminism where the two disagree.
+
+        `complete` says that all the program produced at the journal's last input is in the journal, so that
+        a step inserted in the past is found; a prefix of a journal is not.
+        """
+        self._past, self._cursor = journal, 0
+        end = _end_of(journal)
+        while self._cursor < len(journal):
+            fact = journal[self._cursor]
+            if fact.kind in PRODUCED:
+                raise NonDeterminism(
+                    f"the journal has {saying(fact.kind, fact.path, fact.data)} at position {fact.position}; "
+                    f"the program no longer asks for it"
+                )
+            if self._cursor == end.cursor:
+                self._check_complete(complete=complete, unfinished=end.unfinished)
+            self._cursor += 1
+            self.apply(fact)
+        if end.cursor == len(journal):
+            self._check_complete(complete=complete, unfinished=end.unfinished)
+        self._past = None
+        self._decide()
+
+    def tell(self, kind: str, path: str, data: dict[str, Json], at: datetime) -> None:
+        """The world speaks: append the input fact and let the program run until every branch is blocked.
+
+        Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
+        when the execution must be held; `new` then ends with the input at which the program stopped.
+        """
+        self._kept = len(self.new)
+        if self.status in TERMINAL:
+            return
+        if kind == "ended" and path not in self.open:
+            kind = "late"
+        if data.get("outcome") == "done" or data.get("verdict") == "done":
+            data = self._with_undo(path, data)
+        text = self._encoded(data, what=f"{kind} {path}".rstrip())
+        self.at = max(self.at, at)
+        self._input(kind, path, data, text)
+        self._decide()
+
+    def fire(self, now: datetime) -> bool:
+        """Let the earliest due time pass, if it has come; False when none has."""
+        due = self.next_due()
+        if due is None or due[0] > now:
+            return False
+        path = heapq.heappop(self._due)[2]
+        ask = self.open[path][1]
+        if ask.retry_at == due[0]:
+            ask.retry_at = None
+        elif ask.kind in MAY_HAVE_ACTED:
+            error = {"code": "timeout", "detail": "no answer until its due time", "settling": True}
+            self.tell("ended", path, {"outcome": "unknown", "error": error}, now)
+            if ask.is_message and ask.asked_at is not None:
+                self.taken_back.append(TakenBack(path, ask.asked_at, self.position_of_last_input))
+        else:
+            self.tell("ended", path, {"outcome": "done"}, now)
+        return True
+
+    def attempt_failed(self, path: str, error: dict[str, Json], at: datetime, *, again: bool = True) -> None:
+        """A try of a local step failed: it is tried again later, or has ended `failed`.
+
+        `again` is False when another try cannot help (a result that cannot be stored).
+        """
+        if path not in self.open:
+            self.tell("late", path, {"outcome": "failed", "error": error}, at)
+            return
+        ask = self.open[path][1]
+        key = self._seed + f"{path}/{ask.attempt}".encode()
+        delay = ask.retry.delay_after(ask.attempt, key=key) if again else None
+        error = error | {"attempts": ask.attempt}
+        if delay is None:
+            self.tell("ended", path, {"outcome": "failed", "error": error}, at)
+        else:
+            next_at = (max(self.at, at) + delay).isoformat()
+            self.tell("attempted", path, {"attempt": ask.attempt, "error": error, "next_at": next_at}, at)
+
+    def next_due(self) -> tuple[datetime, str] | None:
+        """The earliest due time of all that is open, and its path: sleeps, timeouts, and when to try again."""
+        while self._due:
+            at, _, path = self._due[0]
+            found = self.open.get(path)
+            if found is not None and at in (found[1].due, found[1].retry_at):
+                return at, path
+            heapq.heappop(self._due)
+        return None
+
+    def runnable(self) -> list[Ask]:
+        """Local work whose time has come."""
+        return [ask for _, ask in self.open.values() if ask.is_local and ask.retry_at is None]
+
+    def take_new(self) -> list[Fact]:
+        """The facts that are not yet committed; they are the caller's from now on."""
+        facts, self.new = self.new, []
+        return facts
+
+    def remark(self, kind: str, path: str, data: dict[str, Json], at: datetime) -> None:
+        """Append a fact for people and for the projection; the program does not see it."""
+        assert kind in BYSTANDERS, kind
+        self.position += 1
+        self.at = max(self.at, at)
+        self.new.append(Fact(self.position, kind, path, data, self.at, self._encoded(data, what=kind)))
+
+    # ---- facts ---------------------------------------------------------------------------------------------
+
+    def _input(self, kind: str, path: str, data: dict[str, Json], text: str | None) -> None:
+        if self.position >= self.facts_max:
+            raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
+        self.position += 1
+        self.position_of_last_input = self.position
+        fact = Fact(self.position, kind, path, data, self.at, text)
+        self.new.append(fact)
+        self._kept = len(self.new)
+        try:
+            self.apply(fact)
+        except Halt:
+            del self.new[self._kept :]
+            self.position = fact.position
+            raise
+
+    def apply(self, fact: Fact) -> None:
+        """The one place where facts have effect, live and replayed alike."""
+        self.position = fact.position
+        if fact.kind not in BYSTANDERS:
+            self.at = fact.at
+        getattr(self, "on_" + fact.kind)(fact)
+        self._pump()
+
+    def _produce(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
+        """Record what the program says; in the past, check that it said so then. The recorded fact wins."""
+        recorded = self._recorded()
+        if recorded is not None:
+            if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
+                raise self._stop(
+                    NonDeterminism(
+                        f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
+                        f"{recorded.position}; the program says {saying(kind, path, data)}"
+                    )
+                )
+            self._cursor += 1
+            self.position = recorded.position
+            return recorded
+        if self.position >= self.facts_max:
+            raise self._stop(LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}"))
+        self.position += 1
+        fact = Fact(
+            self.position, kind, path, data, self.at, text or self._encoded(data, what=f"{kind} {path}")
+        )
+        self.new.append(fact)
+        return fact
+
+    def _recorded(self) -> Fact | None:
+        """The next recorded fact that the program should see; bystanders on the way are passed."""
+        if self._past is None:
+            return None
+        while self._cursor < len(self._past):
+            fact = self._past[self._cursor]
+            if fact.kind not in BYSTANDERS:
+                return fact
+            self._cursor += 1
+            self.position = fact.position
+        return None
+
+    def _encoded(self, data: dict[str, Json], *, what: str) -> str:
+        text = strict_json.encode(data, what=what)
+        if len(text) * 4 > self.payload_max:
+            for part in ("args", "undo", "value", "input", "output", "error"):
+                if part in data:
+                    strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=self.payload_max)
+        return text
+
+    def _with_undo(self, path: str, data: dict[str, Json]) -> dict[str, Json]:
+        """`data` with the undo that its reply makes exact; from then on that one counts."""
+        found = self.open.get(path)
+        entry = found[1].entry if found is not None and found[1].kind != "undo" else self.unsettled.get(path)
+        if entry is None or entry.undo is None:
+            return data
+        return data | {"undo": self._making_undo(entry.path, entry.undo, True, data.get("value"))}
+
+    def _making_undo(self, path: str, undo: Callable[[bool, Json], Json], known: bool, value: Json) -> Json:  # noqa: FBT001  # the undo's own shape
+        try:
+            return undo(known, value)
+        except Exception as error:
+            raise self._stop(
+                ProgramFault(f"the undo of {path} raised {type(error).__name__}: {error}")
+            ) from error
+
+    def _decide(self) -> None:
+        """Live only: what the core itself knows about an ask becomes an input fact."""
+        while self._decisions and self.status not in TERMINAL:
+            kind, path, data = self._decisions.popleft()
+            if kind == "ended" and path not in self.open:
+                continue
+            self._input(kind, path, data, self._encoded(data, what=f"{kind} {path}"))
+
+    def _check_complete(self, *, complete: bool, unfinished: bool) -> None:
+        if complete and self.new and not unfinished:
+            first = self.new[0]
+            raise NonDeterminism(
+                f"the journal ends at position {first.position - 1}; "
+                f"the program says {saying(first.kind, first.path, first.data)} before its end"
+            )
+
+    def _stop(self, halt: Halt) -> Halt:
+        """Remember `halt`, so that a program that catches everything cannot hide it."""
+        self._fault = halt
+        return halt
+
+    # ---- what each input does ------------------------------------------------------------------------------
+
+    def on_started(self, fact: Fact) -> None:
+        self.started = fact.data
+        self._seed = str(fact.data.get("seed", "")).encode()
+        self._root = Branch(self.program(self, fact.data.get("input")))
+        self._ready.append((self._root, None, None))
+
+    def on_ended(self, fact: Fact) -> None:
+        found = self.open.get(fact.path)
+        if found is None:
+            raise NonDeterminism(
+                f"the journal has {fact.kind} at {fact.path!r}, position {fact.position}; the program never asked there"
+            )
+        branch, ask = found
+        outcome: str = fact.data["outcome"]
+        if ask.kind == "undo":
+            del self.open[fact.path]
+            self._undo_ended(fact, ask)
+            return
+        self._settle_entry(fact, ask, outcome)
+        if outcome == "unknown" and ask.hold:
+            ask.due = ask.retry_at = None
+            self.held = Held("unknown-outcome", ask.path, _reason(fact.data))
+            return
+        if self.held is not None and self.held.path == ask.path:
+            self.held = None
+        del self.open[fact.path]
+        if outcome == "done":
+            self._ready.append((branch, fact.data.get("value"), None))
+        else:
+            self._ready.append(
+                (branch, None, ENDINGS[outcome](ask.path, ask.name, fact.data.get("error") or {}))
+            )
+
+    def on_late(self, fact: Fact) -> None:
+        """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
+        entry = self.unsettled.get(fact.path)
+        if entry is None:
+            return
+        entry.settling = False
+        outcome = fact.data["outcome"]
+        if outcome in ("done", "refused"):
+            del self.unsettled[fact.path]
+        if entry.scope.entries.get(entry.path) is not entry:
+            return
+        if outcome == "done":
+            entry.known = True
+            entry.action = fact.data.get("undo", entry.action)
+        elif outcome == "refused" and entry is not self._undoing:
+            del entry.scope.entries[entry.path]
+            self._release_unwound()
+
+    def on_attempted(self, fact: Fact) -> None:
+        found = self.open.get(fact.path)
+        if found is None:
+            return
+        ask = found[1]
+        ask.attempt = fact.data["attempt"] + 1
+        ask.retry_at = datetime.fromisoformat(fact.data["next_at"])
+        heapq.heappush(self._due, (ask.retry_at, fact.position, ask.path))
+
+    def on_resolved(self, fact: Fact) -> None:
+        """A person decided about what was held. What does not fit has no effect."""
+        held = self.held
+        if held is None or held.path != fact.path:
+            return
+        verdict = fact.data["verdict"]
+        self.held = None
+        if held.entry is None:
+            self._resolve_step(fact, verdict)
+        elif verdict == "retry":
+            self._ask_undo(held.entry)
+        else:
+            self._undo_over(held.entry, stands=verdict != "done")
+
+    def on_held(self, fact: Fact) -> None: ...
+
+    def on_resumed(self, fact: Fact) -> None: ...
+
+    def on_orphaned(self, fact: Fact) -> None:
+        """The worker that ran this died: its running tries are over, and what it was settling is settled."""
+        for _, ask in self.open.values():
+            if ask.is_local and ask.position < fact.position and ask.retry_at is None:
+                ask.attempt += 1
+                if ask.attempt > ask.retry.attempts:
+                    error = {"code": "worker-lost", "detail": f"{ask.attempt - 1} workers died running it"}
+                    self._decisions.append(("ended", ask.path, {"outcome": "unknown", "error": error}))
+        for entry in self.unsettled.values():
+            if entry.local:
+                entry.settling = False
+
+    # ---- running branches ----------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        while True:
+            while self._ready:
+                branch, value, error = self._ready.popleft()
+                self._run(branch, value, error)
+            self._next_undo()
+            if not self._ready:
+                return
+
+    def _run(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        self.current = branch
+        request: object = None
+        ended: tuple[Json, BaseException | None] | None = None
+        try:
+            request = branch.coro.send(value) if error is None else branch.coro.throw(error)
+        except StopIteration as stop:
+            ended = (stop.value, None)
+        except Halt as halt:
+            self._fault = self._fault or halt
+        except SystemExit as leaving:
+            self._fault = self._fault or ProgramFault(
+                f"SystemExit: {leaving.code}; a flow may not end its worker"
+            )
+        except Exception as failure:  # noqa: BLE001  # whatever a program raises is its end
+            ended = (None, failure)
+        finally:
+            self.current = None
+        if self._fault is not None:
+            raise self._fault
+        if ended is not None:
+            self._over(*ended)
+        elif isinstance(request, Ask):
+            self._ask(branch, request)
+        elif isinstance(request, Unwind):
+            self._unwind(branch, request.scope)
+        else:
+            self._ready.append((branch, None, _foreign(request)))
+
+    def _ask(self, branch: Branch, ask: Ask) -> None:
+        if len(self.open) >= OPEN_ASKS_MAX:
+            raise self._stop(LimitExceeded(f"open_asks_max: {OPEN_ASKS_MAX} asks are open"))
+        ask.path = branch.frame.next(ask.name)
+        data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
+        if ask.timeout is not None:
+            data["due"] = (self.at + ask.timeout).isoformat()
+        if ask.undo is not None:
+            data["undo"] = self._making_undo(ask.path, ask.undo, False, None)
+        if ask.at_most_once:
+            data["effect"] = "at_most_once"
+        text, unfit = None, None
+        if self._recorded() is None:
+            text, unfit = self._fit(data, ask)
+        fact = self._produce("asked", ask.path, unfit or data, text)
+        self._listen(branch, ask, fact)
+        if "unfit" in fact.data:
+            if unfit is not None:
+                self._decisions.append(
+                    ("ended", ask.path, {"outcome": "refused", "error": fact.data["unfit"]})
+                )
+        elif ask.undo is not None:
+            self._register(ask, fact.data.get("undo"), branch.scope)
+
+    def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:
+        """`data` as text; or, when it cannot be stored, the ask as it is recorded instead: refused."""
+        try:
+            return self._encoded(data, what=f"{ask.kind} {ask.path}"), None
+        except (NotEncodable, TooLarge) as error:
+            code = "too-large" if isinstance(error, TooLarge) else "not-encodable"
+            return None, {
+                "kind": ask.kind,
+                "name": ask.name,
+                "unfit": {"code": code, "detail": storable(str(error))},
+            }
+
+    def _register(self, ask: Ask, action: Json, scope: Scope) -> None:
+        if len(scope.entries) >= UNDOS_MAX:
+            raise self._stop(LimitExceeded(f"undos_max: {UNDOS_MAX} steps would have to be undone"))
+        scope.entries[ask.path] = ask.entry = Entry(ask, action, scope)
+
+    def _listen(self, branch: Branch, ask: Ask, fact: Fact) -> None:
+        ask.position, ask.asked_at = fact.position, fact.at
+        ask.args = fact.data.get("args", ask.args)
+        self.open[ask.path] = (branch, ask)
+        due = fact.data.get("due")
+        if due is not None:
+            ask.due = datetime.fromisoformat(due)
+            heapq.heappush(self._due, (ask.due, fact.position, ask.path))
+
+    def _settle_entry(self, fact: Fact, ask: Ask, outcome: str) -> None:
+        """What an outcome means for the undo of what it ends."""
+        entry = ask.entry
+        if entry is None:
+            return
+        if outcome == "done":
+            entry.rank, entry.known, entry.settling = fact.position, True, False
+            entry.action = fact.data.get("undo", entry.action)
+            self.unsettled.pop(ask.path, None)
+        elif outcome == "refused":
+            entry.scope.entries.pop(ask.path, None)
+            self.unsettled.pop(ask.path, None)
+        else:
+            entry.rank = fact.position
+            entry.settling = bool((fact.data.get("error") or {}).get("settling"))
+            self.unsettled[ask.path] = entry
+
+    def _resolve_step(self, fact: Fact, verdict: str) -> None:
+        branch, ask = self.open.pop(fact.path)
+        said = {
+            "code": "resolved",
+            "detail": f"{verdict} by {fact.data.get('by')}: {fact.data.get('reason')}",
+        }
+        if verdict == "done":
+            if ask.entry is not None:
+                ask.entry.known, ask.entry.rank = True, fact.position
+                ask.entry.action = fact.data.get("undo", ask.entry.action)
+                self.unsettled.pop(ask.path, None)
+            self._ready.append((branch, fact.data.get("value"), None))
+        elif verdict == "not_done":
+            if ask.entry is not None:
+                ask.entry.scope.entries.pop(ask.path, None)
+                self.unsettled.pop(ask.path, None)
+            self._ready.append((branch, None, ENDINGS["refused"](ask.path, ask.name, said)))
+        else:
+            self._ready.append((branch, None, ENDINGS["unknown"](ask.path, ask.name, said)))
+
+    # ---- undoing -------------------------------------------------------------------------------------------
+
+    def _unwind(self, branch: Branch, scope: Scope) -> None:
+        if not scope.entries:
+            self._ready.append((branch, None, None))
+            return
+        self._unwinding.append((scope, branch))
+
+    def _next_undo(self) -> None:
+        """One undo at a time in the whole execution: of all that wait, the one that ended last.
+
+        It waits for what is settling rather than overtake it, and stops while a person is needed.
+        """
+        if self._undoing is not None or self.held is not None or not self._unwinding:
+            return
+        entry = max((e for scope, _ in self._unwinding for e in scope.entries.values()), key=lambda e: e.rank)
+        if not entry.settling:
+            self._undoing = entry
+            self._ask_undo(entry)
+
+    def _ask_undo(self, entry: Entry) -> None:
+        entry.tries += 1
+        path = undo_path(entry.path, entry.tries)
+        action = entry.action
+        if action is None:
+            self.held = Held("undo-unknown", path, f"nobody knows how to undo {entry.path}", entry)
+            return
+        local = action["do"] == "step"
+        ask = Ask("undo", entry.path, action, retry=UNDO_RETRY if local else ONCE)
+        ask.path, ask.entry = path, entry
+        data: dict[str, Json] = {"kind": "undo", "name": entry.path, "args": action, "known": entry.known}
+        if not local:
+            data["due"] = (self.at + CALL_TIMEOUT).isoformat()
+        if not entry.local and entry.asked_at is not None:
+            data["undoes_at"] = entry.asked_at.isoformat()
+        branch = next(branch for scope, branch in self._unwinding if scope is entry.scope)
+        self._listen(branch, ask, self._produce("asked", path, data))
+
+    def _undo_ended(self, fact: Fact, ask: Ask) -> None:
+        entry = self._undoing
+        assert entry is not None and entry is ask.entry, f"{fact} ends an undo that does not run"
+        if fact.data["outcome"] == "done":
+            self._undo_over(entry, stands=False)
+        else:
+            self.held = Held("undo-failed", ask.path, _reason(fact.data), entry)
+
+    def _undo_over(self, entry: Entry, *, stands: bool) -> None:
+        self._undoing = None
+        if stands:
+            self.stands.append(entry.path)
+        else:
+            self.undone += 1
+        del entry.scope.entries[entry.path]
+        self._release_unwound()
+
+    def _release_unwound(self) -> None:
+        for scope, branch in list(self._unwinding):
+            if not scope.entries:
+                self._unwinding.remove((scope, branch))
+                self._ready.append((branch, None, None))
+
+    @property
+    def is_undoing(self) -> bool:
+        """Whether the execution undoes what it did."""
+        return bool(self._unwinding)
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def _over(self, value: Json, error: BaseException | None) -> None:
+        if error is None:
+            self._complete(value)
+        elif is_fault(error):
+            raise self._stop(ProgramFault(f"{type(error).__name__}: {error}")) from error
+        else:
+            done = self.undone > 0 and not self.stands
+            self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": structure(error)})
+            self.result = error
+
+    def _complete(self, value: Json) -> None:
+        try:
+            self._encoded({"output": value}, what="the flow's output")
+        except (NotEncodable, TooLarge) as error:
+            code = "too-large" if isinstance(error, TooLarge) else "not-encodable"
+            failed = StepFailed("", "the flow's output", {"code": code, "detail": str(error)})
+            self._finish(Status.FAILED, {"error": structure(failed)})
+            self.result = failed
+            return
+        self._finish(Status.COMPLETED, {"output": value})
+        self.result = value
+
+    def _finish(self, status: Status, data: dict[str, Json]) -> None:
+        undone: dict[str, Json] = (
+            {"undone": self.undone} if self.undone or status is Status.COMPENSATED else {}
+        )
+        stands: dict[str, Json] = {"stands": self.stands} if self.stands else {}
+        self._produce("finished", "", {"kind": str(status), **data, **undone, **stands})
+        self.status = status
+        self.open.clear()
+        self._due.clear()
+
+    # ---- what the context needs at once --------------------------------------------------------------------
+
+    def here(self) -> Branch:
+        """The branch that runs now. Raises UsageError outside of the flow."""
+        if self._evicted:
+            raise GeneratorExit
+        if self.current is None:
+            raise UsageError(
+                "this context belongs to a flow: it can be used only while the flow runs, not from a step or a callback"
+            )
+        return self.current
+
+    def draw(self, name: str) -> bytes:
+        """Sixteen bytes that depend on the seed and on where the program is: the same in every replay."""
+        branch = self.here()
+        try:
+            path = branch.frame.next(name)
+        except LimitExceeded as error:
+            raise self._stop(error) from None
+        return hashlib.blake2b(path.encode(), key=self._seed[:64], digest_size=16).digest()
+
+    def evict(self) -> None:
+        """Let the program go. Its `finally` blocks run now; whatever they ask is ignored, nothing is recorded."""
+        self._evicted = True
+        if self._root is not None:
+            self._root.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where the loaded journal must be complete (`cursor`), and whether its last input may lack consequences."""
+
+    cursor: int
+    unfinished: bool
+
+
+def _end_of(journal: Sequence[Fact]) -> _End:
+    """A journal is complete before a trailing `orphaned`, whose consequences come only with its replay."""
+    last = len(journal) - 1
+    stopped = False
+    while last >= 0 and journal[last].kind in BYSTANDERS:
+        stopped = stopped or (journal[last].kind == "held" and journal[last].data.get("code") in STOPPING)
+        last -= 1
+    begun = last >= 0 and journal[last].kind == "started"
+    tail = next((i for i in range(last + 1, len(journal)) if journal[i].kind == "orphaned"), len(journal))
+    return _End(tail, stopped or begun)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether only a new deploy can mend `error`. A library that needs a running loop is such a bug too."""
+    return isinstance(error, FAULTS) or (isinstance(error, RuntimeError) and "event loop" in str(error))
+
+
+def _foreign(request: object) -> TypeError:
+    return TypeError(
+        f"a flow may await only what its context gives, not {type(request).__name__}: use ctx.sleep for "
+        f"asyncio.sleep and ctx.step for any other I/O"
+    )
+
+
+def _reason(data: dict[str, Json]) -> str:
+    error = data.get("error") or {}
+    words = f"{data['outcome']}: {error.get('code') or 'error'} {error.get('detail') or ''}"
+    return storable(words.strip())
+
+
+def since(span: timedelta | None) -> timedelta | None:
+    """`span` as an ask may carry it. Raises UsageError outside of (0, ten years]."""
+    if span is not None and not timedelta(0) < span <= SPAN_MAX:
+        raise UsageError(f"a timeout of {span}: expected more than 0 and at most ten years")
+    return span

@@ -1,0 +1,53 @@
+"""Where in its program an ask stands.
+
+    path    = *( scope "/" / branch "/" ) segment
+    segment = name [ "#" ordinal ]          ; ordinal of this name in this frame, from 2; the first has none
+
+A path depends only on where the program is, never on which outcome came first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.core.errors import LimitExceeded
+
+SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+PATH_BYTES_MAX: Final = 512
+
+
+def segment(name: str) -> str:
+    """`name` as a path holds it: every byte but letters, digits, `_` and `-` is percent-encoded.
+
+    So `/ # . %` only ever mean structure; the empty name is `%`.
+    """
+    if name and SAFE.issuperset(name):
+        return name
+    encoded = "".join(
+        c if c in SAFE else "".join(f"%{b:02X}" for b in c.encode("utf-8", "replace")) for c in name
+    )
+    return encoded or "%"
+
+
+class Frame:
+    """Counts names at one place of a program: the program itself, a branch or a named scope opens one."""
+
+    __slots__ = ("counts", "prefix")
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.counts: dict[str, int] = {}
+
+    def next(self, name: str) -> str:
+        """The path of the next thing called `name` here. Raises LimitExceeded beyond PATH_BYTES_MAX."""
+        ordinal = self.counts[name] = self.counts.get(name, 0) + 1
+        base = self.prefix + segment(name)
+        path = base if ordinal == 1 else f"{base}#{ordinal}"
+        if len(path) > PATH_BYTES_MAX:
+            raise LimitExceeded(f"a path of {len(path)} bytes, at most {PATH_BYTES_MAX}: {path[:80]}…")
+        return path
+
+
+def undo_path(path: str, attempt: int) -> str:
+    """Where the `attempt`-th try (from 1) to undo what stands at `path` is asked."""
+    return f"{path}/undo" if attempt == 1 else f"{path}/undo#{attempt}"

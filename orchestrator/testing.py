@@ -1,0 +1,179 @@
+"""A flow under test: no database, no event loop, no clock.
+
+It is fed outcomes and shows what it asks for. Every feeding is also replayed from the start and compared, so
+every test of a flow is a test of its determinism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from contracts.messages import Command, plain
+from orchestrator.core.ask import Ask
+from orchestrator.core.context import address
+from orchestrator.core.fact import Fact
+from orchestrator.core.machine import Machine
+from orchestrator.core.status import TERMINAL
+from orchestrator.workflow import Workflow
+
+Json = Any
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+R = TypeVar("R")
+
+NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected(Generic[R]):
+    """One thing that the flow waits for, and what may become of it."""
+
+    test: FlowTester[Any, Any]
+    ask: Ask
+
+    @property
+    def path(self) -> str:
+        return self.ask.path
+
+    @property
+    def data(self) -> Json:
+        """The request, as it would be sent."""
+        return self.ask.args["data"]
+
+    def replies(self, value: R | None = None) -> None:
+        """It was done, and this is the reply."""
+        self.test.tell("ended", self.path, {"outcome": "done", "value": plain(value)})
+
+    def refuses(self, code: str, detail: str = "", *, data: Json = None) -> None:
+        """Definitely not done."""
+        error = {"code": code, "detail": detail, **({"data": data} if data is not None else {})}
+        self.test.tell("ended", self.path, {"outcome": "refused", "error": error})
+
+    def fails(self, code: str = "failed", detail: str = "") -> None:
+        """It gave up, and may have acted."""
+        self.test.tell("ended", self.path, {"outcome": "failed", "error": {"code": code, "detail": detail}})
+
+    def is_unknown(self, code: str = "no-answer") -> None:
+        """Nobody knows."""
+        self.test.tell("ended", self.path, {"outcome": "unknown", "error": {"code": code}})
+
+    def raises(self, code: str = "raised", detail: str = "") -> None:
+        """One try of a local step raised; its retry policy decides."""
+        self.test.attempt_failed(self.path, {"code": code, "detail": detail})
+
+
+class FlowTester(Generic[I, O]):
+    """Drives one execution of a flow by hand, from `at` on."""
+
+    def __init__(self, flow: Workflow[I, O], input: I, *, at: datetime = NOON, seed: str = "test") -> None:  # noqa: A002
+        self.flow = flow
+        self.at = at
+        self.journal: list[Fact] = []
+        self.machine = Machine(flow.program)
+        self.tell("started", "", {"input": flow.checked(plain(input)), "seed": seed})
+
+    def expect(self, what: type[Command[R]] | Command[R] | Any) -> Expected[R]:
+        """The one thing that is open for a command (its class, or its exact value) or a local function.
+
+        Raises AssertionError that names what is open instead.
+        """
+        found = [ask for _, ask in self.machine.open.values() if _is(what, ask)]
+        assert len(found) == 1, f"expected one {_named(what)}, open are {sorted(self.machine.open) or 'none'}"
+        return Expected(self, found[0])
+
+    def passes(self, span: timedelta) -> None:
+        """Time passes; what falls due on the way happens in its order."""
+        end = self.at + span
+        while (due := self.machine.next_due()) is not None and due[0] <= end:
+            self.at = max(self.at, due[0])
+            self.machine.fire(self.at)
+            self._keep()
+        self.at = end
+
+    def late(self, path: str, outcome: str, value: Json = None) -> None:
+        """An answer for something that is over."""
+        said = {"value": plain(value)} if outcome == "done" else {"error": value or {}}
+        self.tell("ended", path, {"outcome": outcome, **said})
+
+    def resolves(
+        self, path: str, verdict: str, *, by: str = "tester", reason: str = "", value: Json = None
+    ) -> None:
+        """A person decides about what is held: retry, done, skip or not_done."""
+        self.tell("resolved", path, {"verdict": verdict, "by": by, "reason": reason, "value": plain(value)})
+
+    def tell(self, kind: str, path: str, data: dict[str, Json]) -> None:
+        """One input fact, as the engine would tell it; then what was withdrawn settles, and all is replayed."""
+        self.machine.tell(kind, path, data, self.at)
+        self._keep()
+
+    def attempt_failed(self, path: str, error: dict[str, Json]) -> None:
+        self.machine.attempt_failed(path, error, self.at)
+        self._keep()
+
+    @property
+    def status(self) -> str:
+        """`open`, `held`, or how it ended."""
+        return "held" if self.machine.held is not None else str(self.machine.status)
+
+    @property
+    def open(self) -> list[str]:
+        """The paths that the flow waits at."""
+        return list(self.machine.open)
+
+    @property
+    def told(self) -> list[str]:
+        """The paths at which it asked, in order."""
+        return [fact.path for fact in self.journal if fact.kind == "asked"]
+
+    @property
+    def returned(self) -> O:
+        """What the flow returned. Raises AssertionError while it is under way, or when it failed."""
+        last = self.journal[-1]
+        assert last.data.get("kind") == "completed", f"not completed: {last}"
+        return self.flow.output.validate_python(last.data["output"])
+
+    @property
+    def error(self) -> dict[str, Json]:
+        """The failure that ended the flow, as data."""
+        return self.journal[-1].data["error"]
+
+    def _timed(self, machine: Machine) -> list[str]:
+        return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
+
+    def _keep(self) -> None:
+        for back in [path for path, entry in self.machine.unsettled.items() if entry.settling]:
+            self.machine.tell("late", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
+        self.journal += self.machine.take_new()
+        again = Machine(self.flow.program)
+        again.replay(self.journal)
+        while (
+            (due := again.next_due()) is not None and due[0] <= self.at and due[1] not in self._timed(again)
+        ):
+            again.fire(self.at)  # a time to try again leaves no fact
+        mine, his = _state(self.machine), _state(again)
+        again.evict()
+        assert mine == his, f"replay differs: {mine} live, {his} replayed"
+        if self.machine.status in TERMINAL:
+            assert not self.machine.open, f"finished with {list(self.machine.open)} open"
+
+
+def _state(machine: Machine) -> tuple[object, ...]:
+    held = None if machine.held is None else (machine.held.code, machine.held.path)
+    return machine.status, list(machine.open), machine.position, held, machine.new, machine.next_due()
+
+
+def _is(what: object, ask: Ask) -> bool:
+    if not isinstance(ask.args, dict):
+        return False
+    action = cast("dict[str, Json]", ask.args)
+    if isinstance(what, Command):
+        return action == cast("Command[Any]", what).as_action()
+    if isinstance(what, type) and issubclass(what, Command):
+        return action.get("name") == what.type_
+    return callable(what) and action.get("name") == address(what)
+
+
+def _named(what: object) -> str:
+    return getattr(what, "__name__", None) or repr(what)
