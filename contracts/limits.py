@@ -3,6 +3,7 @@
 The names end in `_MAX` or in the unit they count.
 """
 
+from datetime import timedelta
 from typing import Final
 
 # JSON
@@ -11,6 +12,13 @@ JSON_DEPTH_MAX: Final = (
 )
 JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
 PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
+
+# Executions
+FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held
+OPEN_ASKS_MAX: Final = 2_000  # things one execution waits for at once; then it is held
+UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the execution is held
+CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo by command, without timeout=
+SPAN_MAX: Final = timedelta(days=3653)  # of a sleep or a timeout: ten years
 
 # Identities and keys, in bytes of UTF-8; the tables allow no less, and an index entry holds them all
 IDENTITY_BYTES_MAX: Final = 512  # event id, webhook id, event type, idempotency key
