@@ -1,0 +1,290 @@
+"""A service that acts on commands: what every service would else write itself, between HTTP and its function.
+
+    payments = Participant(
+        name="payments",
+        receiver_url="http://127.0.0.1:8081",
+        secret=Secret.parse(...),                     # signs its replies: `waypost sender add` shows it once
+        accepts={"/waypost": Secret.parse(...)},      # of the commands: `waypost endpoint add` shows it once
+    )
+
+    @payments.does(Charge)
+    def charge(command: Charge) -> Charged:
+        if command.card in STOLEN:
+            raise Refused("declined", "the card was reported stolen")
+        return Charged(charge=bank.charge(command.order, command.amount))
+
+    payments.run(port=8091)
+
+What it answers, and why:
+
+    202   the receiver has the reply, durably. Only then nobody needs the command again.
+    503   not yet: a run goes on, the reply was not taken, or the handler said Unavailable.
+    500   the handler raised something else; it may have acted. The command comes again.
+    400 401 403 404 405 413 415 501   never begun: no event, not authentic, not its sender's, no handler.
+
+Everything else is said in a signed reply and not by a status, because a status speaks of one attempt and a
+reply of the command. So `refused` is the reply to a command whose data does not fit its contract (`invalid`),
+that comes after its undo has begun (`undone`), or after its `expirytime` (`expired`: nobody waits, so it is
+not begun, and the orchestrator learns that there is nothing to undo). Where an earlier run may have acted,
+`invalid` and `expired` are said as `failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from contracts.envelope import STRUCTURED, decode_structured, media_type
+from contracts.errors import BadSignature, ContractViolation, Unavailable
+from contracts.limits import MESSAGE_BYTES_MAX, RECEIVE_BODY_SECONDS
+from contracts.log import JsonLines
+from contracts.messages import Command
+from contracts.observer import Observer
+from contracts.signature import Secret, verify
+from receiver import replies
+from receiver.handlers import Delivery, Failed, Handler, Registration
+from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
+from receiver.replies import Poster, Reply
+
+__all__ = ["Delivery", "Failed", "Participant"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+RUNS_MAX: Final = 64  # commands at work in one process; more are told to come again
+DRAIN_SECONDS: Final = 10.0  # for runs to end after SIGTERM
+
+
+class NotAdmitted(Exception):
+    """A request that is answered with a status and begins nothing."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class Participant:
+    """One service. `accepts` maps the source of commands (`WAYPOST_SOURCE`) to its secret, or to several
+    while they change. `sender` is the name under which it may post (default: `name`); `secret` signs replies.
+
+    Without `memory` it remembers in the file `<name>.sqlite` of the working directory.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        receiver_url: str,
+        secret: Secret,
+        accepts: Mapping[str, Secret | Sequence[Secret]],
+        sender: str | None = None,
+        tenant: str = "default",
+        memory: Memory | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.name = name
+        self._source = f"/{name}"
+        self._reply_url = replies.address_of(receiver_url, tenant=tenant, sender=sender or name)
+        self._secret = secret
+        self._accepts = {
+            source: [of] if isinstance(of, Secret) else list(of) for source, of in accepts.items()
+        }
+        self._handlers: dict[str, Handler] = {}
+        self._memory = memory or SqliteMemory(Path(f"{name}.sqlite"))
+        self._observer = observer or JsonLines(sys.stderr.write, part=name, now=lambda: datetime.now(UTC))
+        self._runs: set[asyncio.Task[web.Response]] = set()
+        self._threads = ThreadPoolExecutor(RUNS_MAX, thread_name_prefix=f"{name}-run")
+        self._remembering = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-memory")
+        self._poster: Poster | None = None
+
+    def does(self, kind: type[Command[R]], /) -> Registration[R]:
+        """Register the handler of a command: `handler(command)` or `handler(command, delivery)`.
+
+        One that is not `async` runs in a thread. Raises TypeError for a class without `type=`, or when
+        the type has a handler already.
+        """
+        if not kind.type_:
+            raise TypeError(f"{kind.__name__}: expected a command with endpoint= and type=, found neither")
+        if kind.type_ in self._handlers:
+            raise TypeError(f"{kind.__name__}: expected one handler of {kind.type_!r}, found a second")
+
+        def add(function: Callable[..., Any]) -> None:
+            self._handlers[kind.type_] = Handler.of(kind, function)
+
+        return Registration(add)
+
+    def app(self, path: str = "/waypost") -> web.Application:
+        """What serves commands at `path`. Its clean-up waits for runs, then closes the memory."""
+        app = web.Application(client_max_size=MESSAGE_BYTES_MAX)
+        app.router.add_post(path, self._receive)
+        app.cleanup_ctx.append(self._life)
+        return app
+
+    def run(self, *, host: str = "127.0.0.1", port: int = 0, path: str = "/waypost") -> None:
+        """Serve until SIGTERM or SIGINT, then let runs end. Stdout says the address; port 0 takes any."""
+        asyncio.run(self._serve(host, port, path))
+
+    async def _serve(self, host: str, port: int, path: str) -> None:
+        stop = asyncio.Event()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(sign, stop.set)
+        runner = web.AppRunner(self.app(path), access_log=None, shutdown_timeout=DRAIN_SECONDS)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            host, port, *_ = runner.addresses[0]
+            print(f"{self.name} listens on http://{host}:{port}{path}", flush=True)  # noqa: T201  # data
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+    async def _life(self, _: web.Application) -> AsyncGenerator[None]:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+            self._poster = Poster(
+                session, url=self._reply_url, secrets=[self._secret], observer=self._observer
+            )
+            yield
+            over = await self._drained()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._remembering.shutdown(wait=True)
+        if over:
+            self._memory.close()  # else runs go on in threads, and count as such until the process ends
+
+    async def _drained(self) -> bool:
+        if not self._runs:
+            return True
+        _, late = await asyncio.wait(self._runs, timeout=DRAIN_SECONDS)
+        for run in late:
+            run.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return not late
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(RECEIVE_BODY_SECONDS):
+                body = await request.read()
+            handler, delivery, errand = self._admit(request, body)
+        except TimeoutError:
+            return self._answer(408, "slow")
+        except NotAdmitted as no:
+            return self._answer(no.status, no.reason)
+        # The run belongs to the service and not to the connection: a caller that hangs up cancels nothing.
+        run = asyncio.create_task(self._do(handler, delivery, errand))
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)
+        return await asyncio.shield(run)
+
+    def _admit(self, request: web.Request, body: bytes) -> tuple[Handler, Delivery, Errand]:
+        """What to do and for whom. Nothing is read before it is authenticated. Raises NotAdmitted."""
+        signers = self._signers(request, body)
+        if not signers:
+            raise NotAdmitted(401, "not authentic")
+        if media_type(request.headers.get("content-type", "")) != STRUCTURED:
+            raise NotAdmitted(415, "expected " + STRUCTURED)
+        try:
+            delivery = Delivery.of(decode_structured(body), request.headers)
+        except ContractViolation as error:
+            raise NotAdmitted(400, error.code) from error
+        sender = next((it for it in signers if speaks_for(it, delivery.event.source)), None)
+        if sender is None:
+            raise NotAdmitted(403, "not the source of this sender")
+        handler = self._handlers.get(delivery.event.type)
+        if handler is None:
+            raise NotAdmitted(501, "no handler of this type")
+        if len(self._runs) >= RUNS_MAX:
+            raise NotAdmitted(503, "busy")
+        return handler, delivery, Errand(sender, delivery.key, delivery.message, delivery.undoes)
+
+    def _signers(self, request: web.Request, body: bytes) -> list[str]:
+        """The senders whose secrets signed these bytes. All are tried, so the time tells nothing."""
+        now = int(time.time())
+        found: list[str] = []
+        for sender, secrets in self._accepts.items():
+            try:
+                verify(
+                    secrets,
+                    message_id=request.headers.get("webhook-id", ""),
+                    timestamp=request.headers.get("webhook-timestamp", ""),
+                    signature=request.headers.get("webhook-signature", ""),
+                    body=body,
+                    now=now,
+                )
+            except BadSignature:
+                continue
+            found.append(sender)
+        return found
+
+    def _answer(self, status: int, reason: str, **more: object) -> web.Response:
+        self._observer.saw("command.answered", status=status, reason=reason, **more)
+        headers = {"retry-after": "1"} if status == 503 else None
+        return web.Response(status=status, text=reason if status >= 300 else None, headers=headers)
+
+    async def _do(self, handler: Handler, delivery: Delivery, errand: Errand) -> web.Response:
+        about = {"message": delivery.message, "type": delivery.event.type, "attempt": delivery.attempt}
+        try:
+            body = await self._reply(handler, delivery, errand)
+        except Unavailable:
+            return self._answer(503, "not available", **about)
+        except Exception as error:  # noqa: BLE001  # a handler may raise anything; the command comes again
+            return self._answer(500, "raised", error=error, **about)
+        if body is None:
+            return self._answer(503, "a run goes on", **about)
+        assert self._poster is not None, "requests come while the app lives"
+        if not await self._poster.post(body):
+            return self._answer(503, "the receiver did not take the reply", **about)
+        return self._answer(202, "taken", **about)
+
+    async def _reply(self, handler: Handler, delivery: Delivery, errand: Errand) -> bytes | None:
+        """The bytes to post, already kept; None while another run goes on."""
+        try:
+            verdict = await self._remember(self._memory.begin, errand)
+        except Exception as error:
+            raise Unavailable("the memory") from error
+        match verdict:
+            case Busy():
+                return None
+            case Known(reply, same=True):
+                return reply
+            case Known(reply):
+                return await self._keep(errand, replies.repeated(reply, delivery.event))
+            case NothingToUndo():
+                return await self._keep(errand, replies.done(delivery.event, source=self._source, value=None))
+            case Undone():
+                no = replies.refused(delivery.event, source=self._source, code="undone")
+                return await self._keep(errand, no)
+            case Begin(again):
+                return await self._run(handler, replace(delivery, again=again), errand)
+
+    async def _run(self, handler: Handler, delivery: Delivery, errand: Errand) -> bytes:
+        try:
+            reply = await handler.act(delivery, source=self._source, threads=self._threads)
+        except Exception as error:
+            acted = not isinstance(error, Unavailable)
+            await self._remember(partial(self._memory.release, acted=acted), errand)
+            raise
+        # A run that is cancelled at the end of the process is not released: its thread may still be acting.
+        return await self._keep(errand, reply)
+
+    async def _keep(self, errand: Errand, reply: Reply) -> bytes:
+        return await self._remember(partial(self._memory.settle, end=reply.end, reply=reply.body), errand)
+
+    async def _remember(self, ask: Callable[[Errand], T], errand: Errand) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._remembering, ask, errand)
+
+
+def speaks_for(sender: str, source: str) -> bool:
+    """Whether `source` is `sender` or lies under it: `/waypost` speaks for `/waypost/executions/…`."""
+    return source == sender or source.startswith(sender.rstrip("/") + "/")
