@@ -1,0 +1,63 @@
+"""Fixtures that all tests share. A test that asks for `dsn`, `conn` or `pool` gets a database of its own.
+
+What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18 and 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psycopg
+import psycopg_pool
+import pytest
+
+from orchestrator.store import database
+from tests.cluster import EMBEDDED, OLDEST, Cluster, Clusters
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "postgres: runs on the embedded PostgreSQL 18 and on the system's 15")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marked = metafunc.definition.get_closest_marker("postgres") is not None
+    if marked and "cluster" in metafunc.fixturenames:
+        metafunc.parametrize("cluster", [EMBEDDED, OLDEST], indirect=True, ids=["pg18", "pg15"])
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture
+def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Cluster:
+    major: int = getattr(request, "param", EMBEDDED)
+    found = clusters.get(major)
+    if found is None:
+        pytest.skip(f"PostgreSQL {major} is not installed")
+    return found
+
+
+@pytest.fixture
+def dsn(cluster: Cluster) -> Iterator[str]:
+    """The DSN of a fresh, migrated database."""
+    name = cluster.create()
+    yield cluster.dsn(name)
+    cluster.drop(name)
+
+
+@pytest.fixture
+async def conn(dsn: str) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
+    """A connection in autocommit; rows are tuples."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        yield conn
+
+
+@pytest.fixture
+async def pool(dsn: str) -> AsyncIterator[psycopg_pool.AsyncConnectionPool[Any]]:
+    async with database.pool(dsn, size=4, name="test") as pool:
+        yield pool
