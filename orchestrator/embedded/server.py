@@ -87,11 +87,15 @@ class EmbeddedPostgres:
 
     @classmethod
     def temporary(
-        cls, *, settings: Mapping[str, str] | None = None, binaries: Binaries | None = None
+        cls,
+        *,
+        within: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        binaries: Binaries | None = None,
     ) -> EmbeddedPostgres:
-        """A server over a new folder in the system's temporary one. End it with `remove()`."""
-        folder = Path(tempfile.gettempdir()) / f"waypost-{secrets.token_hex(8)}"
-        return cls(folder, settings=settings, binaries=binaries)
+        """A server over a new folder in `within`, else the system's temporary one. End it with `remove()`."""
+        parent = Path(tempfile.gettempdir()) if within is None else within
+        return cls(parent / f"waypost-{secrets.token_hex(8)}", settings=settings, binaries=binaries)
 
     def __enter__(self) -> Self:
         self.start()

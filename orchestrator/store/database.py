@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
+
+from contracts.errors import UnsafeDatabase
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]
@@ -80,6 +83,39 @@ async def check_writable(conn: Connection) -> None:
     row = await (await conn.execute(IN_RECOVERY)).fetchone()
     if row is None or row[0]:
         raise psycopg.OperationalError("the server is a standby: it takes no writes")
+
+
+SAFE: Final[Mapping[str, tuple[str, Callable[[str], bool]]]] = {
+    "server_version_num": ("150000 or newer", lambda found: int(found) >= 150_000),
+    "fsync": ("on", lambda found: found == "on"),
+    "full_page_writes": ("on", lambda found: found == "on"),
+    "synchronous_commit": ("anything but off", lambda found: found != "off"),
+    "server_encoding": ("UTF8", lambda found: found == "UTF8"),
+    "default_transaction_isolation": ("read committed", lambda found: found == "read committed"),
+    "default_transaction_read_only": ("off", lambda found: found == "off"),
+    "session_replication_role": ("origin", lambda found: found == "origin"),
+    "zero_damaged_pages": ("off", lambda found: found == "off"),
+}
+"""What each promise of ours stands on. A server that differs may lose or tear what it acknowledged."""
+
+READ_SETTINGS: Final[LiteralString] = """
+    select name, setting
+      from pg_settings
+     where name = any(%(names)s::text[])
+"""
+
+
+async def check_settings(conn: Connection) -> None:
+    """Raise UnsafeDatabase when a setting of this session is not safe; asked for once, at the start.
+
+    A commit that is on fewer disks than its `synchronous_commit` says is the operator's choice; `off`, which
+    acknowledges what is on none, is refused.
+    """
+    cursor = await conn.execute(READ_SETTINGS, {"names": list(SAFE)})
+    found = dict(await cursor.fetchall())
+    for setting, (expected, is_safe) in SAFE.items():
+        if not is_safe(found[setting]):
+            raise UnsafeDatabase(setting, expected, found[setting])
 
 
 def is_transient(error: BaseException) -> bool:
