@@ -7,6 +7,7 @@
     │   ├── TooLarge
     │   ├── MalformedEvent
     │   ├── BadSignature
+    │   ├── NotAllowed
     │   ├── BadSecret
     │   └── InputInvalid
     ├── NotFound
@@ -121,6 +122,13 @@ class BadSignature(ContractViolation):
     def __init__(self, reason: Reason) -> None:
         super().__init__(f"not authentic: {reason}")
         self.reason: BadSignature.Reason = reason
+
+
+class NotAllowed(ContractViolation):
+    """Somebody whom we know asks for what is not theirs."""
+
+    code = "not-allowed"
+    http_status = 403
 
 
 class BadSecret(ContractViolation):

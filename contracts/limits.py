@@ -7,9 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 # JSON
-JSON_DEPTH_MAX: Final = (
-    64  # arrays and objects inside each other; PostgreSQL's own parser takes some thousands
-)
+JSON_DEPTH_MAX: Final = 64  # arrays and objects inside each other; PostgreSQL's parser takes thousands
 JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
 PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
 
@@ -17,7 +15,7 @@ PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a resu
 FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held
 OPEN_ASKS_MAX: Final = 2_000  # things one execution waits for at once; then it is held
 UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the execution is held
-CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo by command, without timeout=
+CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=
 SPAN_MAX: Final = timedelta(days=3653)  # of a sleep or a timeout: ten years
 
 # Identities and keys, in bytes of UTF-8; the tables allow no less, and an index entry holds them all
@@ -51,7 +49,14 @@ RECEIVE_CONNECTIONS_MAX: Final = 2048  # open connections of one process; more a
 RECEIVE_BATCH_MAX: Final = (
     100  # events in one transaction; post_mail locks at most 256 keys, an event has two
 )
+RECEIVE_WRITERS: Final = 1  # transactions at once in one process
 RECEIVE_WAIT_SECONDS: Final = 10.0  # for the durable answer of the database; then 503
+RECEIVE_TRIES_MAX: Final = 4  # of one transaction that failed for a passing reason; then 503
+RECEIVE_DRAIN_SECONDS: Final = 15.0  # for requests at work when the process is asked to stop
+RETRY_AFTER_SECONDS: Final = 1  # what a 503 asks for
+SENDERS_FRESH_SECONDS: Final = 2.0  # a sender and its secrets are read again after that
+SENDERS_UNKNOWN_SECONDS: Final = 0.5  # the same for a name that nobody has
+SENDERS_KEPT_MAX: Final = 4096  # names in memory, known or not
 
 # Error texts
 SHOWN_CHARACTERS_MAX: Final = 80  # of a value that somebody else wrote

@@ -1,0 +1,147 @@
+"""Mail into the database by its one door, `waypost.post_mail`: dedupe, store, match, number, wake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, LiteralString, cast
+from uuid import UUID
+
+import psycopg
+
+Connection = psycopg.AsyncConnection[Any]
+MailKind = Literal["reply", "event", "order", "result", "child"]
+PostOutcome = Literal["stored", "duplicate", "conflict", "stale"]
+Answer = Literal["mail", "event", "unmatched"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailItem:
+    """Something for executions, named by (tenant, sender, source, event_id): of two under one name the first
+    counts.
+
+    How it is addressed: a reply by `causation`, the message it answers; an event by `type` and `key`; all
+    else by `execution`, with `epoch` and `path` of the ask. `data` is JSON text. `digest` tells a repetition
+    from something else under the same name. Mail that an execution caused names the fact it comes from: it is
+    stored only if the journal has that fact.
+    """
+
+    kind: MailKind
+    sender: str
+    source: str
+    event_id: str
+    digest: bytes
+    data: str | None
+    tenant: int = 1
+    webhook_id: str | None = None
+    type: str | None = None
+    key: str | None = None
+    causation: UUID | None = None
+    execution: UUID | None = None
+    epoch: int | None = None
+    path: str | None = None
+    body: bytes | None = None
+    from_execution: UUID | None = None
+    from_position: int | None = None
+    from_fence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What became of an item, and what its first sender was told; a stale item has neither id nor answer."""
+
+    outcome: PostOutcome
+    inbox_id: int | None
+    answer: Answer | None
+
+
+POST: Final[LiteralString] = """
+    select outcome, inbox_id, answer
+      from waypost.post_mail(
+               %(tenants)s::int[], %(kinds)s::text[], %(senders)s::text[], %(sources)s::text[],
+               %(events)s::text[], %(webhooks)s::text[], %(types)s::text[], %(keys)s::text[],
+               %(digests)s::bytea[], %(datas)s::text[]::jsonb[], %(causations)s::uuid[],
+               %(executions)s::uuid[], %(epochs)s::int[], %(paths)s::text[], %(bodies)s::bytea[],
+               %(from_executions)s::uuid[], %(from_positions)s::bigint[], %(from_fences)s::bigint[], p_now =>
+               %(now)s::timestamptz)
+     order by item
+"""
+
+
+async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | None = None) -> list[Posted]:
+    """Store `items` and wake who waits for them; the answers come in their order.
+
+    In autocommit this is a transaction of its own: when it returns, the items are durable. Inside a
+    transaction, keep the lock order: whoever holds execution rows posts only mail with reserved sources
+    (`waypost:…`). At most 256 keys, so about 100 items. Events and items of one name in one batch are handled
+    in their order. `now` is for tests.
+    """
+    parameters = {
+        "tenants": [item.tenant for item in items],
+        "kinds": [item.kind for item in items],
+        "senders": [item.sender for item in items],
+        "sources": [item.source for item in items],
+        "events": [item.event_id for item in items],
+        "webhooks": [item.webhook_id for item in items],
+        "types": [item.type for item in items],
+        "keys": [item.key for item in items],
+        "digests": [item.digest for item in items],
+        "datas": [item.data for item in items],
+        "causations": [item.causation for item in items],
+        "executions": [item.execution for item in items],
+        "epochs": [item.epoch for item in items],
+        "paths": [item.path for item in items],
+        "bodies": [item.body for item in items],
+        "from_executions": [item.from_execution for item in items],
+        "from_positions": [item.from_position for item in items],
+        "from_fences": [item.from_fence for item in items],
+        "now": now,
+    }
+    rows = await (await conn.execute(POST, parameters)).fetchall()
+    return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command that a reply names: its type, and the one sender that may answer it."""
+
+    type: str
+    replies_from: str
+
+
+ASKED: Final[LiteralString] = """
+    select o.tenant_id, o.message_id, convert_from(o.body, 'UTF8')::jsonb ->> 'type',
+           coalesce(e.replies_from, o.endpoint)
+      from unnest(%(tenants)s::int[], %(messages)s::uuid[]) as t(tenant_id, message_id)
+      join waypost.outbox o using (tenant_id, message_id)
+      left join waypost.endpoint e on e.tenant_id = o.tenant_id and e.name = o.endpoint
+"""
+
+
+async def asked(conn: Connection, messages: Sequence[tuple[int, UUID]]) -> dict[tuple[int, UUID], Asked]:
+    """Those of `messages`, each a tenant and a message id, that we have sent."""
+    parameters = {
+        "tenants": [tenant for tenant, _ in messages],
+        "messages": [message for _, message in messages],
+    }
+    rows = await (await conn.execute(ASKED, parameters)).fetchall()
+    return {(tenant, message): Asked(kind or "", sender) for tenant, message, kind, sender in rows}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same transaction may succeed later: nothing in it was at fault."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate in PASSING or error.sqlstate[:2] in {"08", "57"}
+
+
+PASSING: Final = frozenset({"40001", "40P01", "55P03", "53300", "25006"})
+"""Serialization failure, deadlock, lock timeout, too many connections, a standby that was the primary."""
+
+
+def is_bad_data(error: BaseException) -> bool:
+    """Whether something in the batch is at fault: data exception, constraint, program limit."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in {"22", "23", "54"}

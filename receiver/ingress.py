@@ -1,0 +1,186 @@
+"""The listener: what comes from the network is refused as early and as cheaply as it can be.
+
+    connection and header limits → method, path → headers → body, bounded in size and time → sender →
+    signature over the raw bytes → timestamp → strict decoding → inbox, in one transaction with whoever it
+    wakes → 202
+
+Nothing is parsed before it is authentic, and nothing is acknowledged before it is durable. A refusal changes
+nothing and repeats nothing of what was sent; its reason goes to the observer, for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+from psycopg_pool import AsyncConnectionPool
+
+from contracts import signature
+from contracts.envelope import decode_structured
+from contracts.errors import BadSignature, WaypostError, shown
+from contracts.observer import Observer, Silent
+from contracts.signature import Secret
+from contracts.vault import Vault
+from receiver.arrivals import Arrival
+from receiver.inbox import Posted, is_transient
+from receiver.intake import Intake
+from receiver.listener import listen
+from receiver.requests import (
+    Refusal,
+    Signed,
+    accepted,
+    attributes_of,
+    check_headers,
+    expect_nothing,
+    problem,
+    read,
+    refusal_of,
+    route,
+    unavailable,
+)
+from receiver.senders import Sender, Senders
+from receiver.settings import ReceiverSettings
+
+PATIENCE: Final = 60
+"""Seconds after which a sender that is switched off may ask again."""
+DECOY: Final = Secret(b"compared for senders that do not exist, so that they take as long")
+
+
+class Receiver:
+    """`POST /events/{tenant}/{sender}`: signed CloudEvents in, durable mail out.
+
+    `pool` is in autocommit. `hint` is called with "execution" when mail may have made one due. `clock` gives
+    seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool[Any],
+        *,
+        vault: Vault,
+        settings: ReceiverSettings | None = None,
+        observer: Observer | None = None,
+        hint: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings or ReceiverSettings()
+        self.observer = observer or Silent()
+        self.clock = clock
+        self.senders = Senders(
+            pool, vault=vault, settings=self.settings, observer=self.observer, clock=time.monotonic
+        )
+        self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint)
+        self.at_work = 0
+        self.idle = asyncio.Event()
+        self.draining = False
+
+    def app(self) -> web.Application:
+        """The receiver as an application, for other servers; `serve` also bounds what precedes a request."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=expect_nothing)
+        app.on_shutdown.append(self._drain_app)
+        return app
+
+    async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
+        """Listen until `stop` is set; then accept nothing more, finish what is at work, and return.
+
+        The moment `receiver.started` has the port, also when `port` was 0. Raises OSError when it cannot
+        listen.
+        """
+        async with listen(
+            self.handle, host=host, port=port, settings=self.settings, observer=self.observer
+        ) as at:
+            self.observer.saw("receiver.started", host=host, port=at.port)
+            await stop.wait()
+            self.observer.saw("receiver.draining", at_work=self.at_work)
+            at.stop_accepting()
+            await self.drain()
+        self.observer.saw("receiver.stopped")
+
+    async def drain(self) -> None:
+        """Refuse new requests, and return when those at work are answered, or `drain_seconds` are over."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self.settings.drain_seconds):
+                while self.at_work:
+                    self.idle.clear()
+                    await self.idle.wait()
+                await self.intake.drain()
+        except TimeoutError:
+            self.observer.saw("receiver.gave_up", at_work=self.at_work)
+
+    async def _drain_app(self, _: web.Application) -> None:
+        await self.drain()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to a request, whatever happens. Never raises but when it is cancelled."""
+        if self.draining or self.at_work >= self.settings.concurrency_max:
+            return self._refuse(request, unavailable("draining" if self.draining else "concurrency"))
+        self.at_work += 1
+        try:
+            return accepted(await self._receive(request))
+        except Refusal as refusal:
+            return self._refuse(request, refusal)
+        except WaypostError as error:
+            return self._refuse(request, refusal_of(error), error)
+        except Exception as error:  # noqa: BLE001  # an answer is owed; the observer hears the error
+            refusal = unavailable("database") if is_transient(error) else Refusal(500, "bug")
+            return self._refuse(request, refusal, error)
+        finally:
+            self.at_work -= 1
+            if not self.at_work:
+                self.idle.set()
+
+    async def _receive(self, request: web.BaseRequest) -> Posted:
+        name = route(request)
+        check_headers(request.headers)
+        signed = await read(request, self.settings)
+        sender = await self._authenticate(name, signed)
+        arrival = Arrival(sender, signed.message_id, decode_structured(signed.body), signed.body)
+        posted = await self.intake.take(arrival)
+        self.observer.saw(
+            f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name, answer=posted.answer
+        )
+        if posted.outcome == "conflict":
+            raise Refusal(409, "conflict")
+        return posted
+
+    async def _authenticate(self, name: tuple[str, str], signed: Signed) -> Sender:
+        """The sender that `signed` proves to come from. The same work is done for one that does not exist."""
+        sender = await self.senders.get(name)
+        refused: BadSignature | None = None
+        try:
+            signature.verify(
+                (sender.secrets if sender else ()) or (DECOY,),
+                message_id=signed.message_id,
+                timestamp=signed.timestamp,
+                signature=signed.signature,
+                body=signed.body,
+                now=int(self.clock()),
+                tolerance=self.settings.tolerance_seconds,
+            )
+        except BadSignature as error:
+            refused = error
+        if sender is None:
+            raise Refusal(404, "unknown-sender")
+        if not sender.secrets and sender.unreadable:
+            raise unavailable("secrets-unreadable")
+        if refused is not None or not sender.secrets:
+            raise refused or BadSignature("mismatch")
+        if sender.state != "enabled":
+            raise Refusal(410, "retired") if sender.state == "retired" else unavailable("disabled", PATIENCE)
+        return sender
+
+    def _refuse(
+        self, request: web.BaseRequest, refusal: Refusal, error: Exception | None = None
+    ) -> web.Response:
+        told = {} if error is None else {"error": error}
+        where = shown(request.path)
+        self.observer.saw("request.refused", status=refusal.status, reason=refusal.reason, path=where, **told)
+        response = problem(refusal.status, refusal.headers, attributes=attributes_of(error))
+        if not request.content.is_eof():
+            response.force_close()
+        return response

@@ -1,0 +1,185 @@
+"""Group commit: arrivals that come while a transaction is under way go together into the next one.
+
+So the cost of a durable commit is shared by whoever waits for it, and an idle receiver still commits at once.
+A transaction that fails for a passing reason is repeated, which is harmless since everything in it has a
+name. One that fails on data is split until the arrival at fault stands alone, so that nobody can make the
+others fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from contracts.errors import ContractViolation, Unavailable
+from contracts.limits import RECEIVE_TRIES_MAX, RETRY_AFTER_SECONDS
+from contracts.observer import Observer
+from receiver import inbox
+from receiver.arrivals import Arrival, mail_of
+from receiver.inbox import Connection, MailItem, Posted
+from receiver.settings import ReceiverSettings
+
+CONNECTION_SECONDS: Final = 2.0
+"""To wait for a connection; a database that is away is then said to be, so that senders come back later."""
+
+
+class Unstorable(ContractViolation):
+    """The database refuses the data of an event, though the event keeps to all rules that we know."""
+
+    code = "unstorable"
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An arrival and the promise to tell what became of it."""
+
+    arrival: Arrival
+    told: asyncio.Future[Posted]
+
+
+class Intake:
+    """Takes arrivals and returns when they are durable."""
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool[Any],
+        *,
+        settings: ReceiverSettings,
+        observer: Observer,
+        hint: Callable[[str], None],
+    ) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.observer = observer
+        self.hint = hint
+        self.queue: deque[Waiting] = deque()
+        self.writers: set[asyncio.Task[None]] = set()
+
+    async def take(self, arrival: Arrival) -> Posted:
+        """Store `arrival`, wake who waits for it, and return what became of it when that is durable.
+
+        Raises NotAllowed, MalformedEvent or Unstorable when the arrival is at fault. Raises Unavailable when
+        the database did not answer in time: then the arrival may have been stored, and sending it again is
+        right.
+        """
+        waiting = Waiting(arrival, asyncio.get_running_loop().create_future())
+        self.queue.append(waiting)
+        if len(self.writers) < self.settings.writers:
+            writer = asyncio.create_task(self._write())
+            self.writers.add(writer)
+            writer.add_done_callback(self.writers.discard)
+        try:
+            async with asyncio.timeout(self.settings.wait_seconds):
+                return await waiting.told
+        except TimeoutError:
+            raise Unavailable("the database", retry_after=RETRY_AFTER_SECONDS) from None
+
+    async def drain(self) -> None:
+        """Return when nothing waits any more."""
+        while self.writers:
+            await asyncio.wait(self.writers)
+
+    async def _write(self) -> None:
+        while batch := self._next_batch():
+            try:
+                told = await self._post(batch)
+            except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it is
+                told = [failure(error)] * len(batch)
+            for waiting, answer in zip(batch, told, strict=True):
+                tell(waiting.told, answer)
+
+    def _next_batch(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        while self.queue and len(batch) < self.settings.batch_max:
+            waiting = self.queue.popleft()
+            if not waiting.told.done():  # else its sender has been told to come again
+                batch.append(waiting)
+        return batch
+
+    async def _post(self, batch: Sequence[Waiting]) -> Sequence[Posted | Exception]:
+        """Store a batch, again when that failed for a passing reason. Raises what remains in the way."""
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(RECEIVE_TRIES_MAX),
+            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+            retry=retry_if_exception(self._is_passing),
+            reraise=True,
+        ):
+            with attempt:
+                async with self.pool.connection(CONNECTION_SECONDS) as conn:
+                    assert conn.autocommit, (
+                        "the receiver's connections are in autocommit: a post is a transaction"
+                    )
+                    return await self._store(conn, [waiting.arrival for waiting in batch])
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_passing(self, error: BaseException) -> bool:
+        if isinstance(error, PoolTimeout) or not inbox.is_transient(error):
+            return False
+        self.observer.saw("post.failed", error=error)
+        return True
+
+    async def _store(self, conn: Connection, arrivals: Sequence[Arrival]) -> Sequence[Posted | Exception]:
+        """In which order mail and errors stand that is of their arrivals."""
+        named = {(arrival.sender.tenant_id, cause) for arrival in arrivals if (cause := arrival.causation)}
+        asked = await inbox.asked(conn, sorted(named)) if named else {}
+        told: list[Posted | Exception | None] = [None] * len(arrivals)
+        items: list[tuple[int, MailItem]] = []
+        for index, arrival in enumerate(arrivals):
+            cause = arrival.causation
+            try:
+                command = asked.get((arrival.sender.tenant_id, cause)) if cause else None
+                items.append((index, mail_of(arrival, command)))
+            except ContractViolation as error:
+                told[index] = error
+        for (index, _), answer in zip(
+            items, await self._split(conn, [item for _, item in items]), strict=True
+        ):
+            told[index] = answer
+        self._announce(told)
+        return [answer for answer in told if answer is not None]
+
+    async def _split(self, conn: Connection, items: Sequence[MailItem]) -> Sequence[Posted | Exception]:
+        """Post `items`; those at fault are told so, and the others are stored."""
+        if not items:
+            return []
+        try:
+            return await inbox.post(conn, items)
+        except Exception as error:
+            if not inbox.is_bad_data(error):
+                raise
+            if len(items) == 1:
+                self.observer.saw("event.unstorable", error=error)
+                return [Unstorable("the database refuses the data of the event")]
+        half = len(items) // 2
+        return [*await self._split(conn, items[:half]), *await self._split(conn, items[half:])]
+
+    def _announce(self, told: Sequence[Posted | Exception | None]) -> None:
+        self.observer.saw("post.batch", size=len(told))
+        if any(
+            isinstance(one, Posted) and one.outcome == "stored" and one.answer != "unmatched" for one in told
+        ):
+            self.hint("execution")
+
+
+def failure(error: Exception) -> Exception:
+    """What to tell everybody of a batch that failed as a whole."""
+    if inbox.is_transient(error):
+        unavailable = Unavailable("the database", retry_after=RETRY_AFTER_SECONDS)
+        unavailable.__cause__ = error
+        return unavailable
+    return error
+
+
+def tell(told: asyncio.Future[Posted], answer: Posted | Exception) -> None:
+    if told.done():
+        return
+    if isinstance(answer, Exception):
+        told.set_exception(answer)
+    else:
+        told.set_result(answer)

@@ -1,0 +1,120 @@
+"""aiohttp's server with limits on what comes before a request: connections, heads, silence, nonsense.
+
+aiohttp by itself keeps a half-sent head for an hour, answers what is no HTTP by repeating it, and logs a
+traceback for each. Framing (both lengths, obs-fold, bare line feeds, NUL) its parser refuses by itself: 400,
+and the connection is closed. A head that is too large gets 400 too, where RFC 6585 has 431.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+
+from contracts.limits import (
+    RECEIVE_FIELD_BYTES_MAX,
+    RECEIVE_HEADERS_MAX,
+    RECEIVE_LINE_BYTES_MAX,
+)
+from contracts.observer import Observer
+from receiver.requests import problem
+from receiver.settings import ReceiverSettings
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+BACKLOG: Final = 1024
+LINGER_SECONDS: Final = 1.0
+"""To read on after a refusal, so that the sender sees the answer instead of a reset."""
+CLOSE_SECONDS: Final = 1.0
+"""For answers that are being written when the listener ends."""
+
+
+class Listener(web.Server):
+    """A server whose connections are `Connection`s, and no more than `connections_max` of them."""
+
+    def __init__(self, handle: Handle, *, settings: ReceiverSettings, observer: Observer) -> None:
+        super().__init__(handle)
+        self.settings = settings
+        self.observer = observer
+
+    def __call__(self) -> web.RequestHandler:
+        if len(self.connections) >= self.settings.connections_max:
+            self.observer.saw("connection.refused", connections=self.settings.connections_max)
+            return Refused(self)
+        return Connection(self)
+
+
+class Connection(web.RequestHandler):
+    """One connection of a stranger."""
+
+    __slots__ = ("observer",)
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(
+            listener,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # pyright: ignore[reportArgumentType]  # None is no log
+            auto_decompress=False,
+            keepalive_timeout=listener.settings.header_seconds,
+            lingering_time=LINGER_SECONDS,
+            max_line_size=RECEIVE_LINE_BYTES_MAX,
+            max_field_size=RECEIVE_FIELD_BYTES_MAX,
+            max_headers=RECEIVE_HEADERS_MAX,
+        )
+        self.observer = listener.observer
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002  # it repeats what was sent
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP without repeating it, and close."""
+        reason = "no-http" if status == HTTPStatus.BAD_REQUEST else "bug"
+        self.observer.saw("request.refused", status=status, reason=reason, error=type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer is under way already")
+        response = problem(status, {})
+        response.force_close()
+        return response
+
+
+class Refused(Connection):
+    """A connection above the limit: closed before anything is read from it."""
+
+    __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.force_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A listener at work. `port` is the one it got."""
+
+    port: int
+    server: asyncio.Server
+
+    def stop_accepting(self) -> None:
+        self.server.close()
+
+
+@asynccontextmanager
+async def listen(
+    handle: Handle, *, host: str, port: int, settings: ReceiverSettings, observer: Observer
+) -> AsyncGenerator[Listening]:
+    """Serve `handle` at `host` and `port` (0 for any) within the block; then close every connection."""
+    listener = Listener(handle, settings=settings, observer=observer)
+    server = await asyncio.get_running_loop().create_server(listener, host, port, backlog=BACKLOG)
+    try:
+        yield Listening(server.sockets[0].getsockname()[1], server)
+    finally:
+        server.close()
+        listener.pre_shutdown()
+        await listener.shutdown(CLOSE_SECONDS)

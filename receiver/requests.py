@@ -1,0 +1,160 @@
+"""Requests and answers: what is looked at before anything is believed, and how little is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from contracts.envelope import CORE, STRUCTURED, media_type
+from contracts.errors import BadSignature, MalformedEvent, Unavailable, WaypostError
+from contracts.limits import RETRY_AFTER_SECONDS
+from receiver.inbox import Posted
+from receiver.settings import ReceiverSettings
+
+SIGNATURE_HEADERS: Final = ("webhook-id", "webhook-timestamp", "webhook-signature")
+SINGLE_HEADERS: Final = (*SIGNATURE_HEADERS, "content-type", "content-encoding", "content-length")
+
+
+class Refusal(Exception):
+    """A request ends here with `status`. `reason` is for operators only."""
+
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.headers = dict(headers or {})
+
+
+def unavailable(reason: str, retry_after: int = RETRY_AFTER_SECONDS) -> Refusal:
+    """503: the only answer that makes every sender come again."""
+    return Refusal(503, reason, {"Retry-After": str(retry_after)})
+
+
+def route(request: web.BaseRequest) -> tuple[str, str]:
+    """Tenant and sender of `/events/{tenant}/{sender}`. A query is not signed, so it means nothing."""
+    parts = request.rel_url.parts
+    if len(parts) != 4 or parts[:2] != ("/", "events"):
+        raise Refusal(404, "route")
+    if request.method != "POST":
+        raise Refusal(405, "method", {"Allow": "POST"})
+    return parts[2], parts[3]
+
+
+def check_headers(headers: CIMultiDictProxy[str]) -> None:
+    """Refuse what can be refused before a byte of the body is read.
+
+    aiohttp takes a header that comes twice, and gives the first; here it is an ambiguity. An encoded body is
+    none that was signed, and could be a bomb.
+    """
+    for name in SINGLE_HEADERS:
+        if len(headers.getall(name, ())) > 1:
+            raise Refusal(400, "duplicate-header")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "content-encoding")
+    if media_type(headers.get("content-type", "")) != STRUCTURED:
+        raise Refusal(415, "content-type")
+    if not all(headers.get(name) for name in SIGNATURE_HEADERS):
+        raise BadSignature("missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A body as it came, and the three headers that speak of it."""
+
+    body: bytes
+    message_id: str
+    timestamp: str
+    signature: str
+
+
+async def read(request: web.BaseRequest, settings: ReceiverSettings) -> Signed:
+    """Read the body, at most `body_bytes_max` of it, within `body_seconds`."""
+    if (request.content_length or 0) > settings.body_bytes_max:
+        raise Refusal(413, "body-size")
+    await expect(request)
+    if request.content.is_eof():  # a small request comes in one piece
+        body = request.content.read_nowait()
+        if len(body) > settings.body_bytes_max:
+            raise Refusal(413, "body-size")
+    else:
+        body = await read_slowly(request, settings)
+    return Signed(body, *(request.headers[name] for name in SIGNATURE_HEADERS))
+
+
+async def read_slowly(request: web.BaseRequest, settings: ReceiverSettings) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > settings.body_bytes_max:
+                    raise Refusal(413, "body-size")
+    except TimeoutError:
+        raise Refusal(408, "body-time") from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise Refusal(400, "body-cut") from None
+    return bytes(body)
+
+
+async def expect(request: web.BaseRequest) -> None:
+    """Answer `Expect: 100-continue` only here, when the headers are good."""
+    expected = request.headers.get("expect")
+    if expected is None:
+        return
+    if expected.lower() != "100-continue":
+        raise Refusal(417, "expectation")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # it is no part of the response; aiohttp does the same
+
+
+async def expect_nothing(_: web.BaseRequest) -> None:
+    """Keep an application's router from answering 100 before any header was looked at."""
+
+
+ACCEPTED: Final = {
+    answer: json.dumps({"answer": answer}).encode() for answer in ("mail", "event", "unmatched")
+}
+
+
+def accepted(posted: Posted) -> web.Response:
+    """202: durable, not yet acted on. A duplicate gets what the first got, and a header that says so."""
+    headers = {"X-Inbox": "duplicate"} if posted.outcome == "duplicate" else {}
+    return answer(202, ACCEPTED[posted.answer or "unmatched"], "application/json", headers)
+
+
+def problem(status: int, headers: Mapping[str, str], *, attributes: tuple[str, ...] = ()) -> web.Response:
+    """A problem document (RFC 9457): what the status says, and which attributes of an event are at fault."""
+    members: dict[str, object] = {"title": HTTPStatus(status).phrase, "status": status}
+    if attributes:
+        members["attributes"] = attributes
+    return answer(status, json.dumps(members).encode(), "application/problem+json", headers)
+
+
+def answer(status: int, body: bytes, kind: str, headers: Mapping[str, str]) -> web.Response:
+    fields = CIMultiDict({"Content-Type": kind, "Server": "waypost", **headers})
+    return web.Response(status=status, body=body, headers=fields)
+
+
+def refusal_of(error: WaypostError) -> Refusal:
+    """The answer to an error that carries its own status."""
+    if isinstance(error, Unavailable):
+        return unavailable(error.code, error.retry_after)
+    if isinstance(error, BadSignature):
+        # What cannot be signed unambiguously is not a wrong proof but a wrong form.
+        return Refusal(400 if error.reason == "malformed" else 401, f"signature-{error.reason}")
+    return Refusal(error.http_status, error.code)
+
+
+def attributes_of(error: Exception | None) -> tuple[str, ...]:
+    """Which attributes are at fault, by the specification's names only: others are the sender's text."""
+    if not isinstance(error, MalformedEvent):
+        return ()
+    named = {problem.partition(":")[0] for problem in error.problems}
+    return tuple(name for name in ("specversion", *CORE, "data", "data_base64") if name in named)

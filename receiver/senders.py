@@ -1,0 +1,127 @@
+"""Who may post to us, and the secrets that prove it: read from the database, kept for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, LiteralString
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from contracts.errors import BadSecret, VaultError
+from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX, SENDERS_KEPT_MAX
+from contracts.observer import Observer
+from contracts.signature import Secret
+from contracts.vault import Vault, secret_context
+from receiver.settings import ReceiverSettings
+
+Connection = psycopg.AsyncConnection[Any]
+Pool = AsyncConnectionPool[Any]
+Name = tuple[str, str]
+"""Of a tenant and of a sender of that tenant, as the URL has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Somebody who may post. `unreadable`: some secret of it could not be opened, which is our fault."""
+
+    tenant_id: int
+    name: str
+    state: Literal["enabled", "disabled", "retired"]
+    secrets: tuple[Secret, ...]
+    unreadable: bool = False
+
+
+SENDER: Final[LiteralString] = """
+    select s.tenant_id, s.name, s.state, k.key_id, k.nonce, k.ciphertext
+      from waypost.tenant t
+      join waypost.sender s using (tenant_id)
+      left join waypost.secret k on k.tenant_id = s.tenant_id and k.owner_kind = 'sender' and k.owner_name =
+      s.name
+                                and (k.expires_at is null or k.expires_at > now())
+     where t.name = %(tenant)s and s.name = %(sender)s and s.scheme = 'standard-webhooks'
+     order by k.created_at desc, k.key_id
+     limit %(secrets_max)s
+"""
+
+
+async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer) -> Sender | None:
+    """The sender of that name with its live secrets, newest first; None when there is none."""
+    tenant, sender = name
+    parameters = {"tenant": tenant, "sender": sender, "secrets_max": SECRETS_MAX}
+    rows = await (await conn.execute(SENDER, parameters)).fetchall()
+    if not rows:
+        return None
+    tenant_id, _, state = rows[0][:3]
+    secrets: list[Secret] = []
+    unreadable = False
+    for key_id, nonce, ciphertext in (row[3:] for row in rows if row[3] is not None):
+        owner = secret_context(tenant=tenant_id, owner_kind="sender", owner_name=sender, key_id=key_id)
+        try:
+            secrets.append(Secret.of(vault.open(ciphertext, nonce=nonce, associated=owner), bytes_min=1))
+        except (VaultError, BadSecret) as error:
+            unreadable = True
+            observer.saw("secret.unreadable", error=error)
+    return Sender(tenant_id, sender, state, tuple(secrets), unreadable)
+
+
+class Senders:
+    """Senders by name. Concurrent questions for one name are one query; unknown names are remembered too.
+
+    A change in the database is seen within `senders_fresh_seconds`, a new sender within
+    `senders_unknown_seconds`. While the database is away, what has grown old is not used: nothing could be
+    stored then anyway.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        vault: Vault,
+        settings: ReceiverSettings,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pool = pool
+        self.vault = vault
+        self.settings = settings
+        self.observer = observer
+        self.clock = clock
+        self.kept: dict[Name, tuple[float, Sender | None]] = {}
+        self.asking: dict[Name, asyncio.Task[Sender | None]] = {}
+
+    async def get(self, name: Name) -> Sender | None:
+        """The sender of that name, or None. Raises what the database raises when it has to be asked."""
+        known = self.kept.get(name)
+        if known is not None and self.clock() < known[0]:
+            return known[1]
+        if not is_name(name[0]) or not is_name(name[1]):
+            return None
+        asking = self.asking.get(name)
+        if asking is None:
+            asking = self.asking[name] = asyncio.create_task(self._ask(name))
+            asking.add_done_callback(lambda task: self._asked(name, task))
+        return await asyncio.shield(asking)
+
+    def _asked(self, name: Name, task: asyncio.Task[Sender | None]) -> None:
+        self.asking.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # whoever still waits gets it; it is not to be reported as forgotten
+
+    async def _ask(self, name: Name) -> Sender | None:
+        async with self.pool.connection() as conn:
+            sender = await read(conn, name, vault=self.vault, observer=self.observer)
+        fresh = (
+            self.settings.senders_unknown_seconds if sender is None else self.settings.senders_fresh_seconds
+        )
+        if len(self.kept) >= SENDERS_KEPT_MAX:
+            self.kept.clear()  # strangers try names; whoever is real is read again at once
+        self.kept[name] = (self.clock() + fresh, sender)
+        return sender
+
+
+def is_name(text: str) -> bool:
+    """Whether a name could be in the table; what could not be is not asked for."""
+    return text.isprintable() and 0 < len(text.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX
