@@ -280,8 +280,9 @@ create table waypost.outbox (
     autovacuum_analyze_threshold = 5000
 );
 
--- Serves the relay's claim: due messages, longest due first.
-create index outbox_due on waypost.outbox (due_at, message_id)
+-- Serves the relay's claim: due messages of each endpoint, longest due first. The endpoint comes before the time, so
+-- that one which is paused, disabled or busy costs a claim one step, however much waits for it.
+create index outbox_due on waypost.outbox (tenant_id, endpoint, due_at, message_id)
     where state = 'due';
 
 -- Serves the expiry of due messages whose time is over.

@@ -1,0 +1,202 @@
+"""Where messages go and with which secrets they are signed, kept open for a moment so that a busy relay asks
+once.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection
+
+from contracts.errors import BadSecret, VaultError
+from contracts.limits import SECRETS_MAX
+from contracts.observer import Observer
+from contracts.signature import Secret
+from contracts.vault import Vault, secret_context
+from relay.addresses import Network, check_url
+from relay.outbox import EndpointKey
+
+Connection = AsyncConnection[Any]
+
+ENDPOINTS_MAX: Final = 10_000  # kept in memory; more, and all are read again
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to post and how to sign: with every live secret, newest first, so that both sides of a rotation
+    verify.
+    """
+
+    url: str
+    secrets: tuple[Secret, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """An endpoint that nothing can be sent to now; `error_code` says why."""
+
+    error_code: str
+
+
+READ: Final[LiteralString] = """
+    select e.tenant_id, e.name, e.url, s.key_id, s.nonce, s.ciphertext
+      from unnest(%(tenant)s::int[], %(name)s::text[]) as t(tenant_id, name)
+      join waypost.endpoint e
+        on e.tenant_id = t.tenant_id
+       and e.name = t.name
+      left join lateral
+           (select secret.key_id, secret.nonce, secret.ciphertext, secret.created_at
+              from waypost.secret
+             where secret.tenant_id = e.tenant_id
+               and secret.owner_kind = 'endpoint'
+               and secret.owner_name = e.name
+               and (secret.expires_at is null or secret.expires_at > coalesce(%(now)s::timestamptz, now()))
+             order by secret.created_at desc, secret.key_id
+             limit %(secrets_max)s) s
+        on true
+     order by e.tenant_id, e.name, s.created_at desc, s.key_id
+"""
+
+
+class Endpoints:
+    """A cache over the tables `endpoint` and `secret`; absence is kept too. What it holds is at
+    most `keep` old.
+
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        vault: Vault,
+        allow: Iterable[Network],
+        keep: timedelta,
+        clock: Callable[[], float],
+        observer: Observer,
+    ) -> None:
+        self._vault = vault
+        self._allow = tuple(allow)
+        self._keep = keep.total_seconds()
+        self._clock = clock
+        self._observer = observer
+        self._known: dict[EndpointKey, tuple[float, Endpoint | Unusable]] = {}
+
+    async def look_up(
+        self, conn: Connection, keys: Iterable[EndpointKey], *, now: datetime | None = None
+    ) -> dict[EndpointKey, Endpoint | Unusable]:
+        """Every one of `keys`, from memory where that is fresh. What the database raises, it raises."""
+        wanted = set(keys)
+        oldest = self._clock() - self._keep
+        missing = sorted(key for key in wanted if key not in self._known or self._known[key][0] <= oldest)
+        if missing:
+            await self._read(conn, missing, now)
+        return {key: self._known[key][1] for key in wanted}
+
+    async def _read(self, conn: Connection, keys: list[EndpointKey], now: datetime | None) -> None:
+        rows: dict[EndpointKey, tuple[str, list[tuple[str, bytes, bytes]]]] = {}
+        cursor = await conn.execute(
+            READ,
+            {
+                "tenant": [tenant_id for tenant_id, _ in keys],
+                "name": [name for _, name in keys],
+                "secrets_max": SECRETS_MAX,
+                "now": now,
+            },
+        )
+        async for tenant_id, name, url, key_id, nonce, ciphertext in cursor:
+            _, sealed = rows.setdefault((tenant_id, name), (url, []))
+            if key_id is not None:
+                sealed.append((key_id, nonce, ciphertext))
+        if len(self._known) + len(keys) > ENDPOINTS_MAX:
+            self._known.clear()
+        read_at = self._clock()
+        for key in keys:
+            self._known[key] = (
+                read_at,
+                self._open(key, *rows[key]) if key in rows else Unusable("unknown-endpoint"),
+            )
+
+    def _open(
+        self, key: EndpointKey, url: str, sealed: list[tuple[str, bytes, bytes]]
+    ) -> Endpoint | Unusable:
+        if problems := check_url(url, allow=self._allow):
+            self._observer.saw(
+                "endpoint.unusable", tenant=key[0], endpoint=key[1], reason="; ".join(problems)
+            )
+            return Unusable("bad-url")
+        if not sealed:
+            return Unusable("no-secret")
+        secrets = tuple(secret for row in sealed if (secret := self._secret(key, *row)) is not None)
+        return Endpoint(url, secrets) if secrets else Unusable("secret-unreadable")
+
+    def _secret(self, key: EndpointKey, key_id: str, nonce: bytes, ciphertext: bytes) -> Secret | None:
+        """None when it cannot be opened: a message signed with the others is still worth sending."""
+        context = secret_context(tenant=key[0], owner_kind="endpoint", owner_name=key[1], key_id=key_id)
+        try:
+            return Secret.of(self._vault.open(ciphertext, nonce=nonce, associated=context))
+        except (VaultError, BadSecret) as error:
+            self._observer.saw(
+                "secret.unreadable", tenant=key[0], endpoint=key[1], key_id=key_id, error=str(error)
+            )
+            return None
+
+
+# Sorted, so that two relays cannot lock each other out. A pause only ever grows.
+PAUSE: Final[LiteralString] = """
+    with asked as materialized (
+        select e.tenant_id, e.name, coalesce(%(now)s::timestamptz, clock_timestamp()) + t.pause as until
+          from unnest(%(tenant)s::int[], %(name)s::text[], %(pause)s::interval[]) as t(tenant_id, name, pause)
+          join waypost.endpoint e
+            on e.tenant_id = t.tenant_id
+           and e.name = t.name
+         order by e.tenant_id, e.name
+           for no key update of e
+    )
+    update waypost.endpoint e
+       set paused_until = greatest(e.paused_until, asked.until)
+      from asked
+     where e.tenant_id = asked.tenant_id
+       and e.name = asked.name
+"""
+
+
+async def pause(
+    conn: Connection, pauses: dict[EndpointKey, timedelta], *, now: datetime | None = None
+) -> None:
+    """Leave these endpoints alone for so long: their messages wait, and no try is counted."""
+    await conn.execute(
+        PAUSE,
+        {
+            "tenant": [tenant_id for tenant_id, _ in pauses],
+            "name": [name for _, name in pauses],
+            "pause": list(pauses.values()),
+            "now": now,
+        },
+    )
+
+
+DISABLE: Final[LiteralString] = """
+    with gone as materialized (
+        select e.tenant_id, e.name
+          from unnest(%(tenant)s::int[], %(name)s::text[]) as t(tenant_id, name)
+          join waypost.endpoint e
+            on e.tenant_id = t.tenant_id
+           and e.name = t.name
+         order by e.tenant_id, e.name
+           for no key update of e
+    )
+    update waypost.endpoint e
+       set state = 'disabled'
+      from gone
+     where e.tenant_id = gone.tenant_id
+       and e.name = gone.name
+"""
+
+
+async def disable(conn: Connection, keys: Iterable[EndpointKey]) -> None:
+    """Send nothing more to these endpoints until a person enables them again."""
+    wanted = sorted(keys)
+    await conn.execute(
+        DISABLE, {"tenant": [tenant_id for tenant_id, _ in wanted], "name": [name for _, name in wanted]}
+    )

@@ -1,0 +1,301 @@
+"""The outbox as the relay sees it: messages to claim, results to settle, claims that nobody settles.
+
+A claim commits the attempt before a byte leaves; the network is never waited for with a transaction open; a
+settlement counts only under the token of its claim. What a result means for the message is decided by
+`waypost.settle`, under the locks of execution and message.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, LiteralString
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from contracts import strict_json
+from relay.delivery import Answer, Refused, Retry, Verdict
+
+Connection = AsyncConnection[Any]
+EndpointKey = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that this relay has claimed: nobody else sends it while the claim lives.
+
+    `attempt` counts from 1. `body` is what is signed and sent, the same bytes at every attempt. `timeout` is
+    for the whole try and ends before the claim does.
+    """
+
+    tenant_id: int
+    message_id: UUID
+    token: UUID
+    attempt: int
+    endpoint: str
+    content_type: str
+    body: bytes
+    timeout: timedelta
+
+    @property
+    def endpoint_key(self) -> EndpointKey:
+        return self.tenant_id, self.endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one try of `message` brought; `started_at` is None when the claim is given back without one."""
+
+    message: Message
+    answer: Answer
+    verdict: Verdict
+    started_at: datetime | None
+
+
+# Names the endpoints that have due messages by jumping from one to the next in the index, then takes from
+# each no more than it has room for. So one that is paused, disabled or busy costs one step however much waits
+# for it, and none can starve another: where the batch is smaller than the room, chance decides who goes
+# first. As fast as the plain "first in time" (22,000 to 27,000/s in batches of 100, for 3 or 100 endpoints).
+# The update names no state: the rows are locked, and the name would tempt the planner away from the primary
+# key (24 ms instead of 1).
+CLAIM: Final[LiteralString] = """
+    with recursive named as (
+        (select o.tenant_id, o.endpoint
+           from waypost.outbox o
+          where o.state = 'due'
+          order by o.tenant_id, o.endpoint
+          limit 1)
+      union all
+        select step.tenant_id, step.endpoint
+          from named
+         cross join lateral
+               (select o.tenant_id, o.endpoint
+                  from waypost.outbox o
+                 where o.state = 'due'
+                   and (o.tenant_id, o.endpoint) > (named.tenant_id, named.endpoint)
+                 order by o.tenant_id, o.endpoint
+                 limit 1) step
+    ),
+    open as materialized (
+        select named.tenant_id, named.endpoint,
+               least(coalesce(e.timeout, interval '15 s'), %(timeout_max)s::interval) as timeout,
+               %(room)s::int - coalesce(busy.tries, 0) as room
+          from named
+          left join waypost.endpoint e
+            on e.tenant_id = named.tenant_id
+           and e.name = named.endpoint
+          left join unnest(%(busy_tenant)s::int[], %(busy_endpoint)s::text[], %(busy_tries)s::int[])
+                    as busy(tenant_id, endpoint, tries)
+            on busy.tenant_id = named.tenant_id
+           and busy.endpoint = named.endpoint
+         where (e.name is null or e.state = 'enabled')
+           and (e.paused_until is null or e.paused_until <= coalesce(%(now)s::timestamptz, now()))
+         order by random()
+    ),
+    taken as materialized (
+        select due.tenant_id, due.message_id, open.timeout
+          from open
+         cross join lateral
+               (select o.tenant_id, o.message_id
+                  from waypost.outbox o
+                 where o.tenant_id = open.tenant_id
+                   and o.endpoint = open.endpoint
+                   and o.state = 'due'
+                   and o.due_at <= coalesce(%(now)s::timestamptz, now())
+                   and (o.expires_at is null or o.expires_at > coalesce(%(now)s::timestamptz, now()))
+                   and (not o.at_most_once or o.attempts = 0)
+                 order by o.due_at, o.message_id
+                 limit greatest(open.room, 0)
+                   for no key update skip locked) due
+         limit %(limit)s
+    )
+    update waypost.outbox o
+       set state       = 'sending',
+           attempts    = o.attempts + 1,
+           token       = %(token)s::uuid,
+           lease_until = coalesce(%(now)s::timestamptz, clock_timestamp())
+                         + taken.timeout + %(margin)s::interval
+      from taken
+     where o.tenant_id = taken.tenant_id
+       and o.message_id = taken.message_id
+ returning o.tenant_id, o.message_id, o.token, o.attempts as attempt, o.endpoint, o.content_type, o.body,
+           taken.timeout
+"""
+
+
+async def claim(
+    conn: Connection,
+    *,
+    token: UUID,
+    limit: int,
+    room: int,
+    busy: Mapping[EndpointKey, int],
+    timeout_max: timedelta,
+    margin: timedelta,
+    now: datetime | None = None,
+) -> list[Message]:
+    """Take up to `limit` due messages, the longest due of each endpoint first.
+
+    `room` is how many tries one endpoint may have in flight, `busy` how many it has. Rows that another claim
+    holds are skipped, never waited for. A message whose endpoint is not registered is taken too, so that its
+    try can say so. Nothing may be sent before the transaction has committed. `now` is for tests.
+    """
+    async with conn.cursor(row_factory=class_row(Message)) as cursor:
+        await cursor.execute(
+            CLAIM,
+            {
+                "token": token,
+                "limit": limit,
+                "room": room,
+                "busy_tenant": [tenant_id for tenant_id, _ in busy],
+                "busy_endpoint": [endpoint for _, endpoint in busy],
+                "busy_tries": list(busy.values()),
+                "timeout_max": timeout_max,
+                "margin": margin,
+                "now": now,
+            },
+        )
+        return await cursor.fetchall()
+
+
+SETTLE: Final[LiteralString] = """
+    select tenant_id, message_id, state
+      from waypost.settle(
+               %(tenant)s::int[], %(message)s::uuid[], %(token)s::uuid[], %(outcome)s::text[],
+               %(reached)s::boolean[],
+               array(select coalesce(%(now)s::timestamptz, clock_timestamp()) + t.delay
+                       from unnest(%(delay)s::interval[]) with ordinality as t(delay, place)
+                      order by t.place),
+               %(answer)s::jsonb[], %(now)s::timestamptz)
+"""
+
+
+async def settle(
+    conn: Connection, results: Sequence[Result], *, now: datetime | None = None
+) -> dict[tuple[int, UUID], str]:
+    """Write what the tries brought; the new state of each message whose claim was still ours.
+
+    A message that is missing in the answer had its claim expired: its result is to be forgotten. Retry times
+    are computed here, by the database's clock. Refused and given-up commands become mail in the same
+    transaction.
+    """
+    async with conn.cursor() as cursor:
+        await cursor.execute(
+            SETTLE,
+            {
+                "tenant": [result.message.tenant_id for result in results],
+                "message": [result.message.message_id for result in results],
+                "token": [result.message.token for result in results],
+                "outcome": [result.verdict.word for result in results],
+                "reached": [result.verdict.reached for result in results],
+                "delay": [delay_of(result.verdict) for result in results],
+                "answer": [answer_of(result.verdict) for result in results],
+                "now": now,
+            },
+        )
+        return {(tenant_id, message_id): state async for tenant_id, message_id, state in cursor}
+
+
+def delay_of(verdict: Verdict) -> timedelta:
+    return verdict.after if isinstance(verdict, Retry) else timedelta(0)
+
+
+def answer_of(verdict: Verdict) -> str | None:
+    if isinstance(verdict, Refused):
+        return strict_json.encode(verdict.outcome.as_json(), what="refusal")
+    return None
+
+
+RECORD: Final[LiteralString] = """
+    insert into waypost.delivery
+           (tenant_id, message_id, attempt, started_at, duration, outcome, status, error_code, response)
+    select *
+      from unnest(%(tenant)s::int[], %(message)s::uuid[], %(attempt)s::int[], %(started)s::timestamptz[],
+                  %(duration)s::interval[], %(outcome)s::text[], %(status)s::int[], %(error)s::text[],
+                  %(response)s::bytea[])
+        on conflict do nothing
+"""
+
+
+async def record(conn: Connection, results: Sequence[Result]) -> None:
+    """Keep what was tried, for people to read. It comes after the settlement, which never waits for it."""
+    tries = [result for result in results if result.started_at is not None]
+    if not tries:
+        return
+    await conn.execute(
+        RECORD,
+        {
+            "tenant": [result.message.tenant_id for result in tries],
+            "message": [result.message.message_id for result in tries],
+            "attempt": [result.message.attempt for result in tries],
+            "started": [result.started_at for result in tries],
+            "duration": [result.answer.duration for result in tries],
+            "outcome": [result.verdict.word for result in tries],
+            "status": [result.answer.status for result in tries],
+            "error": [result.answer.error_code for result in tries],
+            "response": [result.answer.body for result in tries],
+        },
+    )
+
+
+EXPIRE_CLAIMS: Final[LiteralString] = """
+    select waypost.expire_claims(%(limit)s::int, %(now)s::timestamptz)
+"""
+
+
+async def expire_claims(conn: Connection, *, limit: int, now: datetime | None = None) -> int:
+    """Take back claims that nobody settled in time; how many.
+
+    Their messages may have reached the service. They are due again under the same identity, or, when they may
+    be sent only once, at an end with an unknown outcome.
+    """
+    async with conn.cursor() as cursor:
+        await cursor.execute(EXPIRE_CLAIMS, {"limit": limit, "now": now})
+        row = await cursor.fetchone()
+        return row[0] if row else 0
+
+
+# Out of the index of due messages, or those of paused executions would be looked at by every claim. No mail:
+# who waits for the message has the same deadline, and gets its answer by taking it back.
+EXPIRE_DUE: Final[LiteralString] = """
+    with over as materialized (
+        select tenant_id, message_id
+          from waypost.outbox
+         where state = 'due'
+           and expires_at <= coalesce(%(now)s::timestamptz, now())
+         order by expires_at
+         limit %(limit)s
+           for no key update skip locked
+    )
+    update waypost.outbox o
+       set state = 'expired'
+      from over
+     where o.tenant_id = over.tenant_id
+       and o.message_id = over.message_id
+"""
+
+
+async def expire_due(conn: Connection, *, limit: int, now: datetime | None = None) -> int:
+    """Stop trying messages whose time is over; how many."""
+    cursor = await conn.execute(EXPIRE_DUE, {"limit": limit, "now": now})
+    return cursor.rowcount
+
+
+# Few rows are claimed at a time, so no index for the token.
+CLAIMED_UNDER: Final[LiteralString] = """
+    select tenant_id, message_id, token, attempts as attempt, endpoint, content_type, ''::bytea as body,
+           interval '0' as timeout
+      from waypost.outbox
+     where state in ('sending', 'stopping')
+       and token = %(token)s::uuid
+"""
+
+
+async def claimed_under(conn: Connection, *, token: UUID) -> list[Message]:
+    """What a claim took whose commit
+    was lost with the answer unknown; without bodies, for it is too late to send.
+    """
+    async with conn.cursor(row_factory=class_row(Message)) as cursor:
+        await cursor.execute(CLAIMED_UNDER, {"token": token})
+        return await cursor.fetchall()

@@ -1,0 +1,156 @@
+"""The way back: results of tries gather while one settlement is in flight, and go together in the next."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from contracts.observer import Observer
+from relay import endpoints, outbox
+from relay.delivery import Refused, Retry
+from relay.outbox import EndpointKey, Result
+from relay.patience import Patience
+from relay.settings import RelaySettings
+
+QUIET: Final = frozenset({"due", "delivered"})  # states of a message that nobody is told of
+
+
+class Settlement:
+    """Takes results and writes them, in order of arrival, until they are written or their claims are over.
+
+    While the database is away results are kept: `relay.Relay` claims nothing then, so they are no more than
+    what was in flight. `hint` is called with "execution" when an execution may have got mail.
+    """
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool[Any],
+        *,
+        settings: RelaySettings,
+        observer: Observer,
+        hint: Callable[[str], None],
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._observer = observer
+        self._hint = hint
+        self._waiting: list[Result] = []
+        self._some = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, result: Result) -> None:
+        self._waiting.append(result)
+        self._idle.clear()
+        self._some.set()
+
+    async def settled(self) -> None:
+        """Returns when every result that was added has been written or forgotten."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Settle for ever; cancel it when `settled` has returned."""
+        patience = Patience(self._settings.reconnect_max)
+        while True:
+            await self._some.wait()
+            batch = self._waiting[: self._settings.settle_batch]
+            try:
+                await self.settle(batch)
+            except psycopg.OperationalError as error:
+                self._observer.saw("database.away", part="settlement", error=type(error).__name__)
+                await patience.pause()
+                continue
+            patience.reset()
+            self._done(batch)
+
+    async def run_once(self, *, now: datetime | None = None) -> None:
+        """Settle what waits; for tests."""
+        while batch := self._waiting[: self._settings.settle_batch]:
+            await self.settle(batch, now=now)
+            self._done(batch)
+
+    def _done(self, batch: Sequence[Result]) -> None:
+        del self._waiting[: len(batch)]
+        if not self._waiting:
+            self._some.clear()
+            self._idle.set()
+
+    async def settle(self, batch: Sequence[Result], *, now: datetime | None = None) -> None:
+        """Write one batch: first what matters, then what is only worth reading.
+
+        Raises psycopg.OperationalError when the database is away or has no time; then nothing is known to be
+        written, and doing it again is harmless: a result that was written no longer matches its claim.
+        """
+        async with self._pool.connection() as conn:
+            states = await self._write(conn, batch, now=now)
+            self._tell(batch, states)
+            try:
+                await self._keep(conn, batch, now=now)
+            except psycopg.Error as error:
+                self._observer.saw("deliveries.lost", count=len(batch), error=type(error).__name__)
+
+    async def _write(
+        self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None
+    ) -> dict[tuple[int, Any], str]:
+        """Settle the batch; one that fails on its data is split, and a result that cannot be written is left
+        to its claim, which expires.
+        """
+        try:
+            return await outbox.settle(conn, batch, now=now)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            if len(batch) == 1:
+                self._observer.saw(
+                    "settlement.failed", message=batch[0].message.message_id, error=type(error).__name__
+                )
+                return {}
+            half = len(batch) // 2
+            return await self._write(conn, batch[:half], now=now) | await self._write(
+                conn, batch[half:], now=now
+            )
+
+    def _tell(self, batch: Sequence[Result], states: dict[tuple[int, Any], str]) -> None:
+        for result in batch:
+            message, answer = result.message, result.answer
+            self._observer.saw(
+                "message.tried",
+                tenant=message.tenant_id,
+                message=message.message_id,
+                attempt=message.attempt,
+                endpoint=message.endpoint,
+                outcome=result.verdict.word,
+                state=states.get((message.tenant_id, message.message_id), "claim lost"),
+                status=answer.status,
+                error=answer.error_code,
+                seconds=answer.duration.total_seconds(),
+            )
+        if any(state not in QUIET for state in states.values()):
+            self._hint("execution")
+
+    async def _keep(self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None) -> None:
+        pauses = pauses_of(batch)
+        if pauses:
+            await endpoints.pause(conn, pauses, now=now)
+            self._observer.saw("endpoints.paused", endpoints=sorted(pauses))
+        gone = {r.message.endpoint_key for r in batch if isinstance(r.verdict, Refused) and r.verdict.disable}
+        if gone:
+            await endpoints.disable(conn, gone)
+            self._observer.saw("endpoints.disabled", endpoints=sorted(gone))
+        await outbox.record(conn, batch)
+
+
+def pauses_of(batch: Sequence[Result]) -> dict[EndpointKey, timedelta]:
+    """The longest pause that each endpoint asked for."""
+    pauses: dict[EndpointKey, timedelta] = {}
+    for result in batch:
+        if isinstance(result.verdict, Retry) and result.verdict.pause is not None:
+            key = result.message.endpoint_key
+            pauses[key] = max(pauses.get(key, timedelta(0)), result.verdict.pause)
+    return pauses

@@ -1,0 +1,267 @@
+"""One try: a signed request out, an answer back, within one deadline and whatever the other side does.
+
+The answer says two things that must not be confused: what the peer said (`status`), and whether it can have
+seen the request at all (`reached`). Bytes are only written on a connection that stands, TLS included; so
+until aiohttp reports one, nothing has left.
+
+Source: Standard Webhooks, "Webhook Headers"; CloudEvents HTTP Webhook 1.0, section 2 (no redirects).
+"""
+
+import errno
+import json
+import math
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from types import SimpleNamespace
+from typing import Any, Final, Self, cast
+from urllib.parse import quote
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from contracts import trace
+from contracts.signature import sign
+from relay.addresses import AddressBlocked, guarded
+from relay.delivery import Answer
+from relay.endpoints import Endpoint
+from relay.outbox import Message
+from relay.settings import RelaySettings
+
+USER_AGENT: Final = "Waypost"
+DNS_SECONDS: Final = 10  # an answer is reused so long; where it leads is checked at each connection anyway
+CONTENT_TYPE_MAX: Final = 256
+VISIBLE: Final = (
+    "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits; all visible ASCII but the percent sign
+)
+
+CONNECT_ERRORS: Final = {
+    errno.ECONNREFUSED: "connection-refused",
+    errno.ENETUNREACH: "network-unreachable",
+    errno.EHOSTUNREACH: "network-unreachable",
+    errno.ETIMEDOUT: "connect-timeout",
+    errno.EMFILE: "out-of-files",
+    errno.ENFILE: "out-of-files",
+}
+
+# In this order: the first that fits.
+CODES: Final[dict[type[Exception], str]] = {
+    aiohttp.ClientConnectorDNSError: "dns-failed",
+    aiohttp.ClientConnectorCertificateError: "tls-certificate",
+    aiohttp.ClientConnectorSSLError: "tls-failed",
+    aiohttp.ClientResponseError: "protocol-error",  # its status is aiohttp's own, not the peer's
+    aiohttp.InvalidURL: "bad-url",
+    ValueError: "request-invalid",
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a request has come; aiohttp's tracing sets it from inside."""
+
+    connected: bool = False
+
+
+class Wire:
+    """The relay's HTTP client: connections are kept and shared by all endpoints. Use as an async context
+    manager.
+
+    `tls` and `resolver` replace the system's, for private authorities and for tests.
+    """
+
+    def __init__(
+        self,
+        settings: RelaySettings,
+        *,
+        tls: ssl.SSLContext | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self._settings = settings
+        self._tls = tls
+        self._resolver = resolver
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    async def __aenter__(self) -> Self:
+        self._sessions = {
+            "https": self._session(only_allowed=False),
+            "http": self._session(only_allowed=True),
+        }
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions = {}
+
+    def _session(self, *, only_allowed: bool) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=0,  # the relay bounds its tries itself, and a try must not spend its deadline in a queue
+            ttl_dns_cache=DNS_SECONDS,
+            keepalive_timeout=self._settings.keepalive.total_seconds(),
+            ssl=self._tls or tls_context(),
+            socket_factory=guarded(self._settings.allow, only_allowed=only_allowed),
+            resolver=self._resolver,
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+            headers={"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"},
+            trace_configs=[progress_trace()],
+        )
+
+    async def send(self, message: Message, endpoint: Endpoint, *, now: datetime) -> Answer:
+        """Post `message` once. Never raises for what the network or the peer does; `now` is the time that is
+        signed.
+
+        The message's timeout covers everything from the name to the last byte of the answer. A status line
+        decides even when the body after it never ends.
+        """
+        began = time.monotonic()
+        progress = Progress()
+        try:
+            response = await self._sessions[endpoint.url.partition(":")[0].lower()].post(
+                endpoint.url,
+                data=message.body,
+                headers=headers_of(message, endpoint, now=now),
+                timeout=aiohttp.ClientTimeout(
+                    total=message.timeout.total_seconds(),
+                    connect=self._settings.connect_timeout.total_seconds(),
+                ),
+                allow_redirects=False,
+                trace_request_ctx=progress,
+            )
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+            return Answer(
+                error_code=code_of(error, progress), reached=progress.connected, duration=since(began)
+            )
+        if not 200 <= response.status <= 599:
+            response.close()
+            return Answer(error_code="protocol-error", reached=True, duration=since(began))
+        body, truncated = await read_up_to(response, self._settings.response_max)
+        return Answer(
+            status=response.status,
+            reached=True,
+            content_type=response.headers.get("Content-Type", "")[:CONTENT_TYPE_MAX],
+            body=body,
+            truncated=truncated,
+            retry_after=retry_after(response.headers.get("Retry-After", ""), now=now),
+            duration=since(began),
+        )
+
+
+def tls_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def progress_trace() -> aiohttp.TraceConfig:
+    config = aiohttp.TraceConfig()
+
+    async def connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        context.trace_request_ctx.connected = True
+
+    config.on_connection_create_end.append(connected)
+    config.on_connection_reuseconn.append(connected)
+    return config
+
+
+def since(began: float) -> timedelta:
+    return timedelta(seconds=time.monotonic() - began)
+
+
+def headers_of(message: Message, endpoint: Endpoint, *, now: datetime) -> dict[str, str]:
+    """Signed afresh for each attempt: a receiver refuses a timestamp of five minutes ago."""
+    timestamp = int(now.timestamp())
+    message_id = str(message.message_id)
+    return {
+        "Content-Type": message.content_type,
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(
+            endpoint.secrets, message_id=message_id, timestamp=timestamp, body=message.body
+        ),
+        "waypost-attempt": str(message.attempt),
+        **repeated(message),
+    }
+
+
+def repeated(message: Message) -> dict[str, str]:
+    """What headers repeat of the signed body, for those who route or trace without reading bodies.
+
+    The span of this hop is a child of the one in the body, which stays what it was when the message was
+    created.
+    """
+    try:
+        event: Any = json.loads(message.body)
+    except (ValueError, RecursionError):
+        return {}  # not ours to judge: the body goes as it was stored
+    if not isinstance(event, dict):
+        return {}
+    attributes = cast("dict[str, Any]", event)
+    headers: dict[str, str] = {}
+    key = attributes.get("idempotencykey")
+    if isinstance(key, str) and key:
+        headers["Idempotency-Key"] = quote(key, safe=VISIBLE)
+    parent = attributes.get("traceparent")
+    if isinstance(parent, str) and trace.parse(parent):
+        headers["traceparent"] = trace.child(parent, f"{message.message_id}/{message.attempt}")
+        state = attributes.get("tracestate")
+        if isinstance(state, str) and re.fullmatch(r"[\x20-\x7e]{1,512}", state):
+            headers["tracestate"] = state
+    return headers
+
+
+async def read_up_to(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
+    """At most `limit` bytes of the body, and whether there was or may have been more.
+
+    A body that breaks off or drips until the deadline is as good as one that is too long: the status has been
+    said. A connection whose answer was not read to its end is closed.
+    """
+    body = bytearray()
+    try:
+        while len(body) <= limit:
+            chunk = await response.content.read(limit + 1 - len(body))
+            if not chunk:
+                response.release()
+                return bytes(body), False
+            body += chunk
+    except (aiohttp.ClientError, OSError):
+        pass
+    response.close()
+    return bytes(body[:limit]), True
+
+
+def code_of(error: Exception, progress: Progress) -> str:
+    """What went wrong, as a fixed word; never the error's own text, which may name an address."""
+    for kind, code in CODES.items():
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error.os_error, AddressBlocked):
+            return "address-blocked"
+        return CONNECT_ERRORS.get(error.os_error.errno or 0, "connect-failed")
+    if isinstance(error, TimeoutError):
+        return "timeout" if progress.connected else "connect-timeout"
+    return "connection-cut" if progress.connected else "connect-failed"
+
+
+def retry_after(value: str, *, now: datetime) -> timedelta | None:
+    """How long the peer asks to be left alone: seconds, or a date in one of HTTP's three forms. None for any
+    other text.
+
+    Source: RFC 9110, section 10.2.3.
+    """
+    text = value.strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII):
+        return timedelta(seconds=math.ceil(float(text)))
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    return max((date if date.tzinfo else date.replace(tzinfo=UTC)) - now, timedelta(0))
