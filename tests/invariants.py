@@ -1,0 +1,192 @@
+"""What is true of every database of ours at every moment. Each query names the rows of which it is not.
+
+    assert await broken(conn) == []
+
+`at_rest` adds what holds once everything has ended: nothing is waiting, and nothing is on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, LiteralString
+
+import psycopg
+
+INVARIANTS: Final[dict[str, LiteralString]] = {
+    "lost wake-up": """
+        select execution_id from waypost.execution
+         where status = 'open' and owner is null and mail_received > mail_read
+           and (wake_at is null or wake_at > clock_timestamp())
+    """,
+    "lost order": """
+        select execution_id from waypost.execution
+         where status in ('paused', 'held') and owner is null and orders_received > orders_read
+           and (wake_at is null or wake_at > clock_timestamp())
+    """,
+    "woken while paused": """
+        select execution_id from waypost.execution
+         where status in ('paused', 'held') and owner is null and wake_at is not null
+           and orders_received = orders_read
+    """,
+    "mail count": """
+        select execution_id from waypost.execution e
+         where mail_received <> (select count(*) from waypost.mail m
+                                  where (m.tenant_id, m.execution_id) = (e.tenant_id, e.execution_id))
+    """,
+    "mail numbers not dense": """
+        select execution_id from waypost.execution e
+         where mail_received <> (select coalesce(max(mail_number), 0) from waypost.mail m
+                                  where (m.tenant_id, m.execution_id) = (e.tenant_id, e.execution_id))
+    """,
+    "order count": """
+        select execution_id from waypost.execution e
+         where orders_received <> (select count(*) from waypost.mail m
+                                    where (m.tenant_id, m.execution_id) = (e.tenant_id, e.execution_id)
+                                      and is_order)
+    """,
+    "order read count": """
+        select execution_id from waypost.execution e
+         where orders_read <> (select count(*) from waypost.mail m
+                                where (m.tenant_id, m.execution_id) = (e.tenant_id, e.execution_id)
+                                  and is_order and mail_number <= e.mail_read)
+    """,
+    "mail without inbox": """
+        select execution_id from waypost.mail m
+         where not exists (select 1 from waypost.inbox i where i.inbox_id = m.inbox_id)
+    """,
+    "mail of another tenant": """
+        select execution_id from waypost.mail m
+          join waypost.inbox i using (inbox_id)
+         where m.tenant_id <> i.tenant_id
+    """,
+    "addressed but not mailed": """
+        select inbox_id from waypost.inbox i
+         where answer = 'mail' and not exists (select 1 from waypost.mail m where m.inbox_id = i.inbox_id)
+    """,
+    "taken flag": """
+        select inbox_id from waypost.inbox i
+         where kind = 'event'
+           and taken <> exists (select 1 from waypost.mail m
+                                 where (m.tenant_id, m.inbox_id) = (i.tenant_id, i.inbox_id))
+    """,
+    "journal gap": """
+        select execution_id from waypost.execution e
+         where (position, position) <> (select count(*), coalesce(max(j.position), 0) from waypost.journal j
+                                         where (j.tenant_id, j.execution_id) = (e.tenant_id, e.execution_id))
+    """,
+    "fence not growing": """
+        select execution_id from waypost.journal a
+          join waypost.journal b using (tenant_id, execution_id)
+         where a.position < b.position and a.fence > b.fence
+    """,
+    "fence ahead of its row": """
+        select execution_id from waypost.journal j
+          join waypost.execution e using (tenant_id, execution_id)
+         where j.fence > e.fence
+    """,
+    "first fact is not started": """
+        select execution_id from waypost.execution e
+         where not exists (select 1 from waypost.journal j
+                            where (j.tenant_id, j.execution_id) = (e.tenant_id, e.execution_id)
+                              and position = 1 and kind = 'started')
+    """,
+    "finished without its fact": """
+        select execution_id from waypost.execution e
+          join waypost.journal j using (tenant_id, execution_id, position)
+         where finished_at is not null and j.kind not in ('finished', 'terminated')
+    """,
+    "message without its fact": """
+        select message_id from waypost.outbox o
+         where command
+           and not exists (select 1 from waypost.journal j
+                            where (j.tenant_id, j.execution_id, j.path) = (o.tenant_id, o.execution_id, o.path)
+                              and kind = 'asked')
+    """,
+    "command asked without its message": """
+        select execution_id || ' ' || path from waypost.journal j
+         where kind = 'asked' and payload -> 'args' ->> 'do' = 'call'
+           and not exists (select 1 from waypost.outbox o
+                            where (o.tenant_id, o.execution_id, o.path) = (j.tenant_id, j.execution_id, j.path))
+    """,
+    "finished with an open wait": """
+        select execution_id from waypost.execution
+          join waypost.wait using (tenant_id, execution_id)
+         where finished_at is not null
+    """,
+    "open wait and eligible event": """
+        select w.execution_id || ' ' || w.path from waypost.wait w
+          join waypost.execution e using (tenant_id, execution_id)
+          join waypost.inbox i on (i.tenant_id, i.type, i.key) = (w.tenant_id, w.type, w.key) and i.kind = 'event'
+         where w.inbox_id is null and (not i.taken or i.inbox_id > e.events_after)
+           and not exists (select 1 from waypost.mail m
+                            where (m.tenant_id, m.execution_id, m.inbox_id)
+                                  = (e.tenant_id, e.execution_id, i.inbox_id))
+    """,
+    "filled wait without mail": """
+        select w.execution_id || ' ' || w.path from waypost.wait w
+         where w.inbox_id is not null
+           and not exists (select 1 from waypost.mail m
+                            where (m.tenant_id, m.execution_id, m.inbox_id)
+                                  = (w.tenant_id, w.execution_id, w.inbox_id))
+    """,
+    "event out of order": """
+        select a.execution_id from waypost.mail a
+          join waypost.mail b using (tenant_id, execution_id, type, key)
+         where a.mail_number < b.mail_number and a.inbox_id > b.inbox_id
+    """,
+    "event overtakes": """
+        select a.execution_id from waypost.mail a
+          join waypost.execution e using (tenant_id, execution_id)
+          join waypost.inbox i
+            on (i.tenant_id, i.type, i.key) = (a.tenant_id, a.type, a.key) and i.kind = 'event'
+           and i.inbox_id < a.inbox_id and i.inbox_id > e.events_after
+         where not exists (select 1 from waypost.mail m
+                            where (m.tenant_id, m.execution_id, m.inbox_id)
+                                  = (e.tenant_id, e.execution_id, i.inbox_id))
+    """,
+    "settled mail does not fit its message": """
+        select z.message_id || ' ' || z.state || ' ' || z.n
+          from (select o.message_id, o.state,
+                       (select count(*) from waypost.mail m
+                          join waypost.inbox i using (inbox_id)
+                         where i.event_id = o.message_id || '/settled' and i.source = 'waypost:outbox'
+                           and (m.tenant_id, m.execution_id) = (o.tenant_id, o.execution_id)) as n
+                  from waypost.outbox o
+                 where command) z
+         where z.n > 1
+            or (z.n = 0 and z.state in ('withdrawn', 'stopped', 'refused', 'dead'))
+            or (z.n = 1 and z.state in ('due', 'sending', 'stopping', 'expired'))
+    """,
+    "never-sent, and yet sent": """
+        select message_id from waypost.outbox o
+          join waypost.inbox i on i.event_id = o.message_id || '/settled' and i.source = 'waypost:outbox'
+         where i.data ->> 'code' = 'never-sent' and (reached or state in ('due', 'sending', 'delivered'))
+    """,
+    "at most once, claimed twice": """
+        select message_id from waypost.outbox where at_most_once and attempts > 1
+    """,
+    "message without a tenant's execution": """
+        select message_id from waypost.outbox o
+         where not exists (select 1 from waypost.execution e
+                            where (e.tenant_id, e.execution_id) = (o.tenant_id, o.execution_id))
+    """,
+}
+
+AT_REST: Final[dict[str, LiteralString]] = {
+    "not finished": "select execution_id || ' ' || status from waypost.execution where finished_at is null",
+    "owned": "select execution_id from waypost.execution where owner is not null",
+    "on its way": """
+        select message_id || ' ' || state from waypost.outbox where state in ('due', 'sending', 'stopping')
+    """,
+    "waiting": "select execution_id || ' ' || path from waypost.wait",
+}
+
+
+async def broken(conn: psycopg.AsyncConnection[Any], *, at_rest: bool = False) -> list[str]:
+    """What does not hold, as sentences; empty when all is well. Reads one snapshot."""
+    found: list[str] = []
+    async with conn.transaction():
+        await conn.execute("set transaction isolation level repeatable read, read only")
+        for name, query in (INVARIANTS | (AT_REST if at_rest else {})).items():
+            rows = await (await conn.execute(query)).fetchall()
+            found += [f"{name}: {row[0]}" for row in rows]
+    return found
