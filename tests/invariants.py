@@ -98,14 +98,15 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
         select message_id from waypost.outbox o
          where command
            and not exists (select 1 from waypost.journal j
-                            where (j.tenant_id, j.execution_id, j.path) = (o.tenant_id, o.execution_id, o.path)
-                              and kind = 'asked')
+                            where (j.tenant_id, j.execution_id) = (o.tenant_id, o.execution_id)
+                              and j.path = o.path and kind = 'asked')
     """,
     "command asked without its message": """
         select execution_id || ' ' || path from waypost.journal j
          where kind = 'asked' and payload -> 'args' ->> 'do' = 'call'
            and not exists (select 1 from waypost.outbox o
-                            where (o.tenant_id, o.execution_id, o.path) = (j.tenant_id, j.execution_id, j.path))
+                            where (o.tenant_id, o.execution_id) = (j.tenant_id, j.execution_id)
+                              and o.path = j.path)
     """,
     "finished with an open wait": """
         select execution_id from waypost.execution
@@ -115,7 +116,8 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
     "open wait and eligible event": """
         select w.execution_id || ' ' || w.path from waypost.wait w
           join waypost.execution e using (tenant_id, execution_id)
-          join waypost.inbox i on (i.tenant_id, i.type, i.key) = (w.tenant_id, w.type, w.key) and i.kind = 'event'
+          join waypost.inbox i
+            on (i.tenant_id, i.type, i.key) = (w.tenant_id, w.type, w.key) and i.kind = 'event'
          where w.inbox_id is null and (not i.taken or i.inbox_id > e.events_after)
            and not exists (select 1 from waypost.mail m
                             where (m.tenant_id, m.execution_id, m.inbox_id)

@@ -30,3 +30,11 @@ def until_blocked(conn: psycopg.Connection[Any], pid: int, *, by: int) -> None:
             return
         assert time.monotonic() < deadline, f"backend {pid} never waited for {by}"
         time.sleep(PAUSE_SECONDS)
+
+
+def until_true(condition: Callable[[], bool], *, what: str) -> None:
+    """As `until`, where nothing is asynchronous."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(PAUSE_SECONDS)
