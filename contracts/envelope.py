@@ -182,7 +182,8 @@ def string_fault(value: str, bytes_max: int) -> str | None:
     """CloudEvents 1.0.2, 3.1.1, String: no control characters, noncharacters or lone surrogates."""
     if 4 * len(value) > bytes_max and len(value.encode("utf-8", "surrogatepass")) > bytes_max:
         return f"at most {bytes_max} bytes"
-    return "no control characters" if FORBIDDEN.search(value) else None
+    # Almost every attribute is printable, and that is told ten times faster.
+    return "no control characters" if not value.isprintable() and FORBIDDEN.search(value) else None
 
 
 FORBIDDEN: Final = re.compile(

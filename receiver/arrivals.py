@@ -24,17 +24,21 @@ OURS: Final = "waypost:"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An event whose sender has proved itself. `body` is what was signed."""
+    """An event whose sender has proved itself.
+
+    `body` is what was signed. `causation` is the message that this may be the reply to, when it names one as
+    we name ours.
+    """
 
     sender: Sender
     webhook_id: str
     envelope: Envelope
     body: bytes
+    causation: UUID | None
 
-    @property
-    def causation(self) -> UUID | None:
-        """The message that this may be the reply to, when it names one as we name ours."""
-        return as_uuid(self.envelope.extensions.get(CAUSATION))
+    @classmethod
+    def of(cls, sender: Sender, webhook_id: str, envelope: Envelope, body: bytes) -> Arrival:
+        return cls(sender, webhook_id, envelope, body, as_uuid(envelope.extensions.get(CAUSATION)))
 
 
 def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
@@ -105,8 +109,10 @@ def outcome_text(kind: Kind, data: object, text: str) -> str:
 
 def digest_of(envelope: Envelope, text: str) -> bytes:
     causation = envelope.extensions.get(CAUSATION)
-    head = [envelope.type, envelope.subject, causation, envelope.datacontenttype, envelope.data is ABSENT]
-    return hashlib.sha256(f"{strict_json.canonical(head)}{text}".encode()).digest()
+    absent = envelope.data is ABSENT
+    # Attributes have no control characters, so a line feed tells them apart.
+    signed = f"{envelope.type}\n{envelope.subject}\n{causation}\n{envelope.datacontenttype}\n{absent}\n{text}"
+    return hashlib.sha256(signed.encode()).digest()
 
 
 def as_uuid(value: object) -> UUID | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, LiteralString, cast
@@ -59,11 +59,11 @@ class Posted:
 POST: Final[LiteralString] = """
     select outcome, inbox_id, answer
       from waypost.post_mail(
-               %(tenants)s::int[], %(kinds)s::text[], %(senders)s::text[], %(sources)s::text[],
-               %(events)s::text[], %(webhooks)s::text[], %(types)s::text[], %(keys)s::text[],
-               %(digests)s::bytea[], %(datas)s::text[]::jsonb[], %(causations)s::uuid[],
-               %(executions)s::uuid[], %(epochs)s::int[], %(paths)s::text[], %(bodies)s::bytea[],
-               %(from_executions)s::uuid[], %(from_positions)s::bigint[], %(from_fences)s::bigint[], p_now =>
+               %(tenants)b::int[], %(kinds)b::text[], %(senders)b::text[], %(sources)b::text[],
+               %(events)b::text[], %(webhooks)b::text[], %(types)b::text[], %(keys)b::text[],
+               %(digests)b::bytea[], %(datas)b::text[]::jsonb[], %(causations)b::uuid[],
+               %(executions)b::uuid[], %(epochs)b::int[], %(paths)b::text[], %(bodies)b::bytea[],
+               %(from_executions)b::uuid[], %(from_positions)b::bigint[], %(from_fences)b::bigint[], p_now =>
                %(now)s::timestamptz)
      order by item
 """
@@ -83,23 +83,29 @@ async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | N
         "senders": [item.sender for item in items],
         "sources": [item.source for item in items],
         "events": [item.event_id for item in items],
-        "webhooks": [item.webhook_id for item in items],
-        "types": [item.type for item in items],
-        "keys": [item.key for item in items],
+        "webhooks": column(item.webhook_id for item in items),
+        "types": column(item.type for item in items),
+        "keys": column(item.key for item in items),
         "digests": [item.digest for item in items],
-        "datas": [item.data for item in items],
-        "causations": [item.causation for item in items],
-        "executions": [item.execution for item in items],
-        "epochs": [item.epoch for item in items],
-        "paths": [item.path for item in items],
-        "bodies": [item.body for item in items],
-        "from_executions": [item.from_execution for item in items],
-        "from_positions": [item.from_position for item in items],
-        "from_fences": [item.from_fence for item in items],
+        "datas": column(item.data for item in items),
+        "causations": column(item.causation for item in items),
+        "executions": column(item.execution for item in items),
+        "epochs": column(item.epoch for item in items),
+        "paths": column(item.path for item in items),
+        "bodies": column(item.body for item in items),
+        "from_executions": column(item.from_execution for item in items),
+        "from_positions": column(item.from_position for item in items),
+        "from_fences": column(item.from_fence for item in items),
         "now": now,
     }
     rows = await (await conn.execute(POST, parameters)).fetchall()
     return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
+
+
+def column(values: Iterable[object]) -> list[object] | None:
+    """An array of `values`; none at all when all are null: unnest fills up what an array lacks."""
+    array = list(values)
+    return array if any(value is not None for value in array) else None
 
 
 @dataclass(frozen=True, slots=True)

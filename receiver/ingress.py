@@ -29,8 +29,8 @@ from receiver.inbox import Posted, is_transient
 from receiver.intake import Intake
 from receiver.listener import listen
 from receiver.requests import (
+    Proof,
     Refusal,
-    Signed,
     accepted,
     attributes_of,
     check_headers,
@@ -136,10 +136,10 @@ class Receiver:
 
     async def _receive(self, request: web.BaseRequest) -> Posted:
         name = route(request)
-        check_headers(request.headers)
-        signed = await read(request, self.settings)
-        sender = await self._authenticate(name, signed)
-        arrival = Arrival(sender, signed.message_id, decode_structured(signed.body), signed.body)
+        proof = check_headers(request)
+        body = await read(request, self.settings)
+        sender = await self._authenticate(name, proof, body)
+        arrival = Arrival.of(sender, proof.message_id, decode_structured(body), body)
         posted = await self.intake.take(arrival)
         self.observer.saw(
             f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name, answer=posted.answer
@@ -148,17 +148,17 @@ class Receiver:
             raise Refusal(409, "conflict")
         return posted
 
-    async def _authenticate(self, name: tuple[str, str], signed: Signed) -> Sender:
-        """The sender that `signed` proves to come from. The same work is done for one that does not exist."""
+    async def _authenticate(self, name: tuple[str, str], proof: Proof, body: bytes) -> Sender:
+        """The sender that made `body`. The same work is done for one that does not exist."""
         sender = await self.senders.get(name)
         refused: BadSignature | None = None
         try:
             signature.verify(
                 (sender.secrets if sender else ()) or (DECOY,),
-                message_id=signed.message_id,
-                timestamp=signed.timestamp,
-                signature=signed.signature,
-                body=signed.body,
+                message_id=proof.message_id,
+                timestamp=proof.timestamp,
+                signature=proof.signature,
+                body=body,
                 now=int(self.clock()),
                 tolerance=self.settings.tolerance_seconds,
             )

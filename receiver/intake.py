@@ -43,6 +43,31 @@ class Waiting:
     told: asyncio.Future[Posted]
 
 
+class Held:
+    """A connection that is kept between transactions, and given back when one fails."""
+
+    def __init__(self, pool: AsyncConnectionPool[Any]) -> None:
+        self.pool = pool
+        self.conn: Connection | None = None
+
+    async def __aenter__(self) -> Connection:
+        if self.conn is not None:
+            return self.conn
+        conn: Connection = await self.pool.getconn(CONNECTION_SECONDS)
+        assert conn.autocommit, "the receiver's connections are in autocommit: a post is a transaction"
+        self.conn = conn
+        return conn
+
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            await self.release()
+
+    async def release(self) -> None:
+        if self.conn is not None:
+            conn, self.conn = self.conn, None
+            await self.pool.putconn(conn)
+
+
 class Intake:
     """Takes arrivals and returns when they are durable."""
 
@@ -68,17 +93,18 @@ class Intake:
         the database did not answer in time: then the arrival may have been stored, and sending it again is
         right.
         """
-        waiting = Waiting(arrival, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(arrival, loop.create_future())
         self.queue.append(waiting)
         if len(self.writers) < self.settings.writers:
             writer = asyncio.create_task(self._write())
             self.writers.add(writer)
             writer.add_done_callback(self.writers.discard)
+        too_late = loop.call_later(self.settings.wait_seconds, tell, waiting.told, unavailable())
         try:
-            async with asyncio.timeout(self.settings.wait_seconds):
-                return await waiting.told
-        except TimeoutError:
-            raise Unavailable("the database", retry_after=RETRY_AFTER_SECONDS) from None
+            return await waiting.told
+        finally:
+            too_late.cancel()
 
     async def drain(self) -> None:
         """Return when nothing waits any more."""
@@ -86,13 +112,18 @@ class Intake:
             await asyncio.wait(self.writers)
 
     async def _write(self) -> None:
-        while batch := self._next_batch():
-            try:
-                told = await self._post(batch)
-            except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it is
-                told = [failure(error)] * len(batch)
-            for waiting, answer in zip(batch, told, strict=True):
-                tell(waiting.told, answer)
+        """Store batches as long as something waits, on one connection as long as that works."""
+        held = Held(self.pool)
+        try:
+            while batch := self._next_batch():
+                try:
+                    told = await self._post(held, [waiting.arrival for waiting in batch])
+                except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it is
+                    told = [failure(error)] * len(batch)
+                for waiting, answer in zip(batch, told, strict=True):
+                    tell(waiting.told, answer)
+        finally:
+            await held.release()
 
     def _next_batch(self) -> list[Waiting]:
         batch: list[Waiting] = []
@@ -102,7 +133,7 @@ class Intake:
                 batch.append(waiting)
         return batch
 
-    async def _post(self, batch: Sequence[Waiting]) -> Sequence[Posted | Exception]:
+    async def _post(self, held: Held, arrivals: Sequence[Arrival]) -> Sequence[Posted | Exception]:
         """Store a batch, again when that failed for a passing reason. Raises what remains in the way."""
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(RECEIVE_TRIES_MAX),
@@ -111,11 +142,8 @@ class Intake:
             reraise=True,
         ):
             with attempt:
-                async with self.pool.connection(CONNECTION_SECONDS) as conn:
-                    assert conn.autocommit, (
-                        "the receiver's connections are in autocommit: a post is a transaction"
-                    )
-                    return await self._store(conn, [waiting.arrival for waiting in batch])
+                async with held as conn:
+                    return await self._store(conn, arrivals)
         raise AssertionError("the last attempt returns or raises")
 
     def _is_passing(self, error: BaseException) -> bool:
@@ -170,9 +198,13 @@ class Intake:
 def failure(error: Exception) -> Exception:
     """What to tell everybody of a batch that failed as a whole."""
     if inbox.is_transient(error):
-        unavailable = Unavailable("the database", retry_after=RETRY_AFTER_SECONDS)
-        unavailable.__cause__ = error
-        return unavailable
+        error = unavailable(error)
+    return error
+
+
+def unavailable(cause: Exception | None = None) -> Unavailable:
+    error = Unavailable("the database", retry_after=RETRY_AFTER_SECONDS)
+    error.__cause__ = cause
     return error
 
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from contracts.envelope import CORE, STRUCTURED, media_type
 from contracts.errors import BadSignature, MalformedEvent, Unavailable, WaypostError
@@ -18,8 +18,16 @@ from contracts.limits import RETRY_AFTER_SECONDS
 from receiver.inbox import Posted
 from receiver.settings import ReceiverSettings
 
-SIGNATURE_HEADERS: Final = ("webhook-id", "webhook-timestamp", "webhook-signature")
-SINGLE_HEADERS: Final = (*SIGNATURE_HEADERS, "content-type", "content-encoding", "content-length")
+SINGLE_HEADERS: Final = frozenset(
+    {
+        b"webhook-id",
+        b"webhook-timestamp",
+        b"webhook-signature",
+        b"content-type",
+        b"content-encoding",
+        b"content-length",
+    }
+)
 
 
 class Refusal(Exception):
@@ -47,34 +55,44 @@ def route(request: web.BaseRequest) -> tuple[str, str]:
     return parts[2], parts[3]
 
 
-def check_headers(headers: CIMultiDictProxy[str]) -> None:
-    """Refuse what can be refused before a byte of the body is read.
-
-    aiohttp takes a header that comes twice, and gives the first; here it is an ambiguity. An encoded body is
-    none that was signed, and could be a bomb.
-    """
-    for name in SINGLE_HEADERS:
-        if len(headers.getall(name, ())) > 1:
-            raise Refusal(400, "duplicate-header")
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "content-encoding")
-    if media_type(headers.get("content-type", "")) != STRUCTURED:
-        raise Refusal(415, "content-type")
-    if not all(headers.get(name) for name in SIGNATURE_HEADERS):
-        raise BadSignature("missing")
-
-
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """A body as it came, and the three headers that speak of it."""
+class Proof:
+    """The three headers that say who made a body, and when."""
 
-    body: bytes
     message_id: str
     timestamp: str
     signature: str
 
 
-async def read(request: web.BaseRequest, settings: ReceiverSettings) -> Signed:
+def check_headers(request: web.BaseRequest) -> Proof:
+    """Refuse what can be refused before a byte of the body is read.
+
+    aiohttp takes a header that comes twice, and gives the first; here it is an ambiguity. An encoded body is
+    none that was signed, and could be a bomb.
+    """
+    seen: set[bytes] = set()
+    for raw, _ in request.raw_headers:
+        name = raw.lower()
+        if name in SINGLE_HEADERS:
+            if name in seen:
+                raise Refusal(400, "duplicate-header")
+            seen.add(name)
+    headers = request.headers
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "content-encoding")
+    if media_type(headers.get("content-type", "")) != STRUCTURED:
+        raise Refusal(415, "content-type")
+    proof = Proof(
+        headers.get("webhook-id", ""),
+        headers.get("webhook-timestamp", ""),
+        headers.get("webhook-signature", ""),
+    )
+    if not (proof.message_id and proof.timestamp and proof.signature):
+        raise BadSignature("missing")
+    return proof
+
+
+async def read(request: web.BaseRequest, settings: ReceiverSettings) -> bytes:
     """Read the body, at most `body_bytes_max` of it, within `body_seconds`."""
     if (request.content_length or 0) > settings.body_bytes_max:
         raise Refusal(413, "body-size")
@@ -83,9 +101,8 @@ async def read(request: web.BaseRequest, settings: ReceiverSettings) -> Signed:
         body = request.content.read_nowait()
         if len(body) > settings.body_bytes_max:
             raise Refusal(413, "body-size")
-    else:
-        body = await read_slowly(request, settings)
-    return Signed(body, *(request.headers[name] for name in SIGNATURE_HEADERS))
+        return body
+    return await read_slowly(request, settings)
 
 
 async def read_slowly(request: web.BaseRequest, settings: ReceiverSettings) -> bytes:
@@ -138,7 +155,7 @@ def problem(status: int, headers: Mapping[str, str], *, attributes: tuple[str, .
 
 
 def answer(status: int, body: bytes, kind: str, headers: Mapping[str, str]) -> web.Response:
-    fields = CIMultiDict({"Content-Type": kind, "Server": "waypost", **headers})
+    fields = CIMultiDict(headers, **{"Content-Type": kind, "Server": "waypost"})
     return web.Response(status=status, body=body, headers=fields)
 
 
