@@ -145,30 +145,34 @@ class Settings(BaseModel):
         frozen=True, arbitrary_types_allowed=True, populate_by_name=True, extra="ignore"
     )
 
-    database_url: Annotated[SecretStr | None, read(dsn_of)] = Field(None, alias="WAYPOST_DATABASE_URL")
+    database_url: Annotated[SecretStr | None, read(dsn_of)] = Field(
+        default=None, alias="WAYPOST_DATABASE_URL"
+    )
     """None: `demo` and `dev` start a database of their own; everything else needs one."""
-    listen_url: Annotated[SecretStr | None, read(dsn_of)] = Field(None, alias="WAYPOST_LISTEN_URL")
+    listen_url: Annotated[SecretStr | None, read(dsn_of)] = Field(default=None, alias="WAYPOST_LISTEN_URL")
     """A direct DSN for LISTEN, when the other goes through a pooler. None: the same."""
-    secret_key: Annotated[SecretStr | None, read(key_of)] = Field(None, alias="WAYPOST_SECRET_KEY")
-    flows: Annotated[tuple[str, ...], read(modules_of)] = Field((), alias="WAYPOST_FLOWS")
+    secret_key: Annotated[SecretStr | None, read(key_of)] = Field(default=None, alias="WAYPOST_SECRET_KEY")
+    flows: Annotated[tuple[str, ...], read(modules_of)] = Field(default=(), alias="WAYPOST_FLOWS")
     lease: Annotated[timedelta, read(lease_of)] = Field(timedelta(seconds=30), alias="WAYPOST_LEASE")
     """How long a worker may be silent before others take its executions over."""
     allow_addresses: Annotated[tuple[Network, ...], read(networks_of)] = Field(
-        (), alias="WAYPOST_ALLOW_ADDRESSES"
+        default=(), alias="WAYPOST_ALLOW_ADDRESSES"
     )
     """Networks that the relay may reach although they are private."""
-    data_dir: Path = Field(Path(".waypost"), alias="WAYPOST_DATA_DIR")
-    source: Annotated[str, read(source_of)] = Field("/waypost", alias="WAYPOST_SOURCE")
-    receiver_url: Annotated[str, read(url_of)] = Field("http://127.0.0.1:8081", alias="WAYPOST_RECEIVER_URL")
+    data_dir: Path = Field(default=Path(".waypost"), alias="WAYPOST_DATA_DIR")
+    source: Annotated[str, read(source_of)] = Field(default="/waypost", alias="WAYPOST_SOURCE")
+    receiver_url: Annotated[str, read(url_of)] = Field(
+        default="http://127.0.0.1:8081", alias="WAYPOST_RECEIVER_URL"
+    )
     """As services reach it; becomes `replyto`."""
     receiver_addr: Annotated[Address, read(address_of)] = Field(
-        Address("127.0.0.1", 8081), alias="WAYPOST_RECEIVER_ADDR"
+        default=Address("127.0.0.1", 8081), alias="WAYPOST_RECEIVER_ADDR"
     )
     api_addr: Annotated[Address, read(address_of)] = Field(
-        Address("127.0.0.1", 8080), alias="WAYPOST_API_ADDR"
+        default=Address("127.0.0.1", 8080), alias="WAYPOST_API_ADDR"
     )
     health_addr: Annotated[Address, read(address_of)] = Field(
-        Address("127.0.0.1", 8082), alias="WAYPOST_HEALTH_ADDR"
+        default=Address("127.0.0.1", 8082), alias="WAYPOST_HEALTH_ADDR"
     )
 
     @classmethod

@@ -1,0 +1,41 @@
+# Each target sets up what it needs, so that every one of them works in a fresh clone.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: demo test check bench setup clean
+
+demo: $(STAMP)
+	@$(BIN)/waypost demo
+
+test: $(STAMP)
+	$(BIN)/pytest -n $(WORKERS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.run
+
+setup: $(STAMP)
+
+# Done again when the lock changes. The packages are read from this folder; `waypost` is a script that says so.
+$(STAMP): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Waypost needs Python 3.11 or newer, found $$($(PYTHON) -V). Say which: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) from requirements.lock …" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/waypost.pth"
+	@printf '#!/bin/sh\nexec "%s" -m orchestrator "$$@"\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/waypost
+	@chmod +x $(BIN)/waypost
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
