@@ -321,10 +321,10 @@ language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-    v_count int    := cardinality(p_tenant);
+    v_count int    := coalesce(cardinality(p_tenant), 0);
     v_none  text[] := array_fill(null::text, array[v_count]);
 begin
-    if p_tenant is null then
+    if v_count = 0 then
         return;
     end if;
     perform 1
