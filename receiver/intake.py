@@ -85,6 +85,7 @@ class Intake:
         self.hint = hint
         self.queue: deque[Waiting] = deque()
         self.writers: set[asyncio.Task[None]] = set()
+        self.writing = 0
 
     async def take(self, arrival: Arrival) -> Posted:
         """Store `arrival`, wake who waits for it, and return what became of it when that is durable.
@@ -96,7 +97,8 @@ class Intake:
         loop = asyncio.get_running_loop()
         waiting = Waiting(arrival, loop.create_future())
         self.queue.append(waiting)
-        if len(self.writers) < self.settings.writers:
+        if self.writing < self.settings.writers:
+            self.writing += 1
             writer = asyncio.create_task(self._write())
             self.writers.add(writer)
             writer.add_done_callback(self.writers.discard)
@@ -112,18 +114,32 @@ class Intake:
             await asyncio.wait(self.writers)
 
     async def _write(self) -> None:
-        """Store batches as long as something waits, on one connection as long as that works."""
+        """Store batches as long as something waits.
+
+        What arrives while the connection is given back finds this writer still counted, so the queue is
+        looked at again after that; between the last look and the end nothing is awaited.
+        """
+        try:
+            while self.queue:
+                await self._write_all()
+        finally:
+            self.writing -= 1
+
+    async def _write_all(self) -> None:
         held = Held(self.pool)
         try:
             while batch := self._next_batch():
-                try:
-                    told = await self._post(held, [waiting.arrival for waiting in batch])
-                except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it is
-                    told = [failure(error)] * len(batch)
-                for waiting, answer in zip(batch, told, strict=True):
-                    tell(waiting.told, answer)
+                await self._serve(held, batch)
         finally:
             await held.release()
+
+    async def _serve(self, held: Held, batch: Sequence[Waiting]) -> None:
+        try:
+            told = await self._post(held, [waiting.arrival for waiting in batch])
+        except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it is
+            told = [failure(error)] * len(batch)
+        for waiting, answer in zip(batch, told, strict=True):
+            tell(waiting.told, answer)
 
     def _next_batch(self) -> list[Waiting]:
         batch: list[Waiting] = []
