@@ -34,7 +34,7 @@ class Effect(StrEnum):
     """Never ask again: the outcome stays unknown until somebody knows it."""
 
 
-class Refused(Exception):  # noqa: N818  # it is said by handlers as a word: raise Refused("declined")
+class Refused(Exception):  # it is said by handlers as a word: raise Refused("declined")
     """What a service or a local step raises to say "definitely not done": nothing is left to undo."""
 
     def __init__(self, code: str, message: str = "", *, detail: Json = None) -> None:
@@ -67,7 +67,12 @@ class Command(BaseModel, Generic[R]):
     reply_: ClassVar[TypeAdapter[Any]] = TypeAdapter(Any)
 
     def __init_subclass__(
-        cls, *, endpoint: str = "", type: str = "", effect: Effect = Effect.KEYED, **config: Any
+        cls,
+        *,
+        endpoint: str = "",
+        type: str = "",  # noqa: A002  # the attribute's name on the wire
+        effect: Effect = Effect.KEYED,
+        **config: Any,
     ) -> None:
         super().__init_subclass__(**config)
         if bool(endpoint) != bool(type):
@@ -103,7 +108,13 @@ class Event(BaseModel):
     type_: ClassVar[str] = ""
     key_: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, *, type: str = "", key: str | None = None, **config: Any) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        type: str = "",  # noqa: A002  # the attribute's name on the wire
+        key: str | None = None,
+        **config: Any,
+    ) -> None:
         super().__init_subclass__(**config)
         if type:
             cls.type_, cls.key_ = type, key

@@ -6,9 +6,10 @@ every test of a flow is a test of its determinism.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 from contracts.messages import Command, plain
 from orchestrator.core.ask import Ask
@@ -74,7 +75,13 @@ class FlowTester(Generic[I, O]):
         self.machine = Machine(flow.program)
         self.tell("started", "", {"input": flow.checked(plain(input)), "seed": seed})
 
-    def expect(self, what: type[Command[R]] | Command[R] | Any) -> Expected[R]:
+    @overload
+    def expect(self, what: type[Command[R]] | Command[R]) -> Expected[R]: ...
+    @overload
+    def expect(self, what: Callable[..., Coroutine[Any, Any, R]]) -> Expected[R]: ...
+    @overload
+    def expect(self, what: Callable[..., R]) -> Expected[R]: ...
+    def expect(self, what: object) -> Expected[Any]:
         """The one thing that is open for a command (its class, or its exact value) or a local function.
 
         Raises AssertionError that names what is open instead.
@@ -94,7 +101,7 @@ class FlowTester(Generic[I, O]):
 
     def late(self, path: str, outcome: str, value: Json = None) -> None:
         """An answer for something that is over."""
-        said = {"value": plain(value)} if outcome == "done" else {"error": value or {}}
+        said: dict[str, Json] = {"value": plain(value)} if outcome == "done" else {"error": value or {}}
         self.tell("ended", path, {"outcome": outcome, **said})
 
     def resolves(
@@ -171,8 +178,8 @@ def _is(what: object, ask: Ask) -> bool:
     if isinstance(what, Command):
         return action == cast("Command[Any]", what).as_action()
     if isinstance(what, type) and issubclass(what, Command):
-        return action.get("name") == what.type_
-    return callable(what) and action.get("name") == address(what)
+        return action.get("name") == cast("type[Command[Any]]", what).type_
+    return action.get("name") == address(cast("Callable[..., Any]", what))
 
 
 def _named(what: object) -> str:

@@ -107,8 +107,13 @@ FAULTS: Final[tuple[type[Exception], ...]] = (
 )
 """Exceptions that only a new deploy can mend: they pass every scope without undoing, and hold."""
 
-STOPPING: Final = frozenset({NonDeterminism.code, LimitExceeded.code, ProgramFault.code, InputInvalid.code})
-"""Codes of `held` facts after which the program goes on where it stopped (its last input has no consequence yet)."""
+UNSTORABLE: Final = "unstorable"
+"""The code of a `held` fact after a turn that the database refused."""
+
+STOPPING: Final = frozenset(
+    {NonDeterminism.code, LimitExceeded.code, ProgramFault.code, InputInvalid.code, UNSTORABLE}
+)
+"""Codes of `held` facts after which only an order to resume lets the program go on where it stopped."""
 
 ENDINGS: Final[dict[str, type[StepError]]] = {
     "refused": StepRefused,

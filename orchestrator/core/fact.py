@@ -20,13 +20,14 @@ BYSTANDERS: Final = frozenset({"held", "resumed", "orphaned"})
 class Fact:
     """One line of a journal: at `position`, `kind` happened at `path`.
 
-    `at` is what the program was told about the time. `text` is `data` as JSON once it is known: a fact is
-    encoded once, when it is made, so that what cannot be stored is found before anything follows from it.
+    `at` is what the program was told about the time, `actor` who said it. `text` is `data` as JSON once it is
+    known: a fact is encoded once, when it is made, so that what cannot be stored is found before anything
+    follows from it.
     """
 
-    __slots__ = ("at", "data", "kind", "path", "position", "text")
+    __slots__ = ("actor", "at", "data", "kind", "path", "position", "text")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # a fact is a tuple with names
         self,
         position: int,
         kind: str,
@@ -34,6 +35,7 @@ class Fact:
         data: dict[str, Json],
         at: datetime,
         text: str | None = None,
+        actor: str = "program",
     ) -> None:
         self.position = position
         self.kind = kind
@@ -41,6 +43,7 @@ class Fact:
         self.data = data
         self.at = at
         self.text = text
+        self.actor = actor
 
     def __repr__(self) -> str:
         return f"{self.position}:{self.kind} {self.path} {self.data}"

@@ -46,7 +46,7 @@ BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why a person is needed at `path`. `entry` is what could not be undone; None for a step whose outcome is unknown."""
+    """Why a person is needed at `path`: `entry` could not be undone, or (None) a step's outcome is unknown."""
 
     code: str
     path: str
@@ -115,7 +115,20 @@ class Machine:
         `complete` says that all the program produced at the journal's last input is in the journal, so that
         a step inserted in the past is found; a prefix of a journal is not.
         """
+        kept = len(self.new)
+        try:
+            self._replay(journal, complete=complete)
+        except Halt:
+            del self.new[kept:]
+            self.position = journal[-1].position if journal else 0
+            raise
+        self._past = None
+        self._kept = len(self.new)
+        self._decide()
+
+    def _replay(self, journal: Sequence[Fact], *, complete: bool) -> None:
         self._past, self._cursor = journal, 0
+        known = len(self.new)
         end = _end_of(journal)
         while self._cursor < len(journal):
             fact = journal[self._cursor]
@@ -124,16 +137,16 @@ class Machine:
                     f"the journal has {saying(fact.kind, fact.path, fact.data)} at position {fact.position}; "
                     f"the program no longer asks for it"
                 )
-            if self._cursor == end.cursor:
-                self._check_complete(complete=complete, unfinished=end.unfinished)
+            if self._cursor == end.cursor and complete and not end.unfinished:
+                self._check_complete(known)
             self._cursor += 1
             self.apply(fact)
-        if end.cursor == len(journal):
-            self._check_complete(complete=complete, unfinished=end.unfinished)
-        self._past = None
-        self._decide()
+        if end.cursor == len(journal) and complete and not end.unfinished:
+            self._check_complete(known)
 
-    def tell(self, kind: str, path: str, data: dict[str, Json], at: datetime) -> None:
+    def tell(
+        self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"
+    ) -> None:
         """The world speaks: append the input fact and let the program run until every branch is blocked.
 
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
@@ -148,7 +161,7 @@ class Machine:
             data = self._with_undo(path, data)
         text = self._encoded(data, what=f"{kind} {path}".rstrip())
         self.at = max(self.at, at)
-        self._input(kind, path, data, text)
+        self._input(kind, path, data, text, actor)
         self._decide()
 
     def fire(self, now: datetime) -> bool:
@@ -206,21 +219,23 @@ class Machine:
         facts, self.new = self.new, []
         return facts
 
-    def remark(self, kind: str, path: str, data: dict[str, Json], at: datetime) -> None:
+    def remark(
+        self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"
+    ) -> None:
         """Append a fact for people and for the projection; the program does not see it."""
         assert kind in BYSTANDERS, kind
         self.position += 1
         self.at = max(self.at, at)
-        self.new.append(Fact(self.position, kind, path, data, self.at, self._encoded(data, what=kind)))
+        self.new.append(Fact(self.position, kind, path, data, self.at, self._encoded(data, what=kind), actor))
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
-    def _input(self, kind: str, path: str, data: dict[str, Json], text: str | None) -> None:
+    def _input(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> None:
         if self.position >= self.facts_max:
             raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
         self.position += 1
         self.position_of_last_input = self.position
-        fact = Fact(self.position, kind, path, data, self.at, text)
+        fact = Fact(self.position, kind, path, data, self.at, text, actor)
         self.new.append(fact)
         self._kept = len(self.new)
         try:
@@ -303,11 +318,11 @@ class Machine:
             kind, path, data = self._decisions.popleft()
             if kind == "ended" and path not in self.open:
                 continue
-            self._input(kind, path, data, self._encoded(data, what=f"{kind} {path}"))
+            self._input(kind, path, data, self._encoded(data, what=f"{kind} {path}"), "worker")
 
-    def _check_complete(self, *, complete: bool, unfinished: bool) -> None:
-        if complete and self.new and not unfinished:
-            first = self.new[0]
+    def _check_complete(self, known: int) -> None:
+        if len(self.new) > known:
+            first = self.new[known]
             raise NonDeterminism(
                 f"the journal ends at position {first.position - 1}; "
                 f"the program says {saying(first.kind, first.path, first.data)} before its end"
@@ -514,7 +529,7 @@ class Machine:
             self.unsettled.pop(ask.path, None)
         else:
             entry.rank = fact.position
-            entry.settling = bool((fact.data.get("error") or {}).get("settling"))
+            entry.settling = bool(error_in(fact.data).get("settling"))
             self.unsettled[ask.path] = entry
 
     def _resolve_step(self, fact: Fact, verdict: str) -> None:
@@ -577,7 +592,8 @@ class Machine:
 
     def _undo_ended(self, fact: Fact, ask: Ask) -> None:
         entry = self._undoing
-        assert entry is not None and entry is ask.entry, f"{fact} ends an undo that does not run"
+        assert entry is not None, f"{fact}: no undo runs"
+        assert entry is ask.entry, f"{fact} ends an undo that does not run"
         if fact.data["outcome"] == "done":
             self._undo_over(entry, stands=False)
         else:
@@ -697,8 +713,14 @@ def _foreign(request: object) -> TypeError:
     )
 
 
+def error_in(data: dict[str, Json]) -> dict[str, Json]:
+    """The error that an outcome carries; empty when it has none."""
+    error: dict[str, Json] | None = data.get("error")
+    return error or {}
+
+
 def _reason(data: dict[str, Json]) -> str:
-    error = data.get("error") or {}
+    error = error_in(data)
     words = f"{data['outcome']}: {error.get('code') or 'error'} {error.get('detail') or ''}"
     return storable(words.strip())
 

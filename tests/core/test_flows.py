@@ -412,7 +412,7 @@ def test_an_output_that_cannot_be_stored_fails_the_flow(output: str) -> None:
 
 
 def test_an_input_that_does_not_fit_is_refused_with_every_place() -> None:
-    with pytest.raises(InputInvalid, match="at /id: .*; at /lines/0/count: "):
+    with pytest.raises(InputInvalid, match=r"at /id: .*; at /lines/0/count: "):
         order_saga.checked({"total": 1, "lines": [{"sku": "s", "count": "many"}]})
 
 

@@ -1,0 +1,261 @@
+"""What a caller does with executions: start them, look at them, decide about those that are held."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID, uuid4
+
+from contracts import strict_json, trace
+from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
+from contracts.identifiers import uuid7
+from contracts.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orchestrator.core.errors import STOPPING
+from orchestrator.core.status import TERMINAL, Status
+from orchestrator.flows import Flow
+from orchestrator.store import reading, starts
+from orchestrator.store.database import Connection
+from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
+from orchestrator.store.starts import NewExecution
+from receiver import inbox
+from receiver.inbox import MailItem
+
+Json = Any
+Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
+
+UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
+STEP_VERDICTS: Final = frozenset({"done", "not_done", "skip"})
+WORDS_MAX: Final = 500
+"""Characters of a name or a reason that an operator gives."""
+
+
+class NotHeld(Conflict):
+    """The execution does not wait for this decision; nothing was changed."""
+
+    code = "not-held"
+
+
+class OrderInvalid(ContractViolation):
+    """An order lacks something, or says something that cannot be."""
+
+    code = "order-invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An execution that was started, or that had been (`exists`) with this key and the same input."""
+
+    execution_id: UUID
+    outcome: Literal["started", "exists"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a held execution needs a person: at `path` an undo or a step; empty when its program was stopped."""
+
+    code: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionView:
+    """One execution, whole: its row, its journal, its messages, and what holds it."""
+
+    row: ExecutionRow
+    facts: list[FactRow]
+    messages: list[MessageRow]
+
+    @property
+    def held(self) -> Waiting | None:
+        """Set while the execution is held."""
+        if self.row.status != Status.HELD:
+            return None
+        fact = next((fact for fact in reversed(self.facts) if fact.kind == "held"), None)
+        said: dict[str, Json] = json.loads(fact.payload or "{}") if fact is not None else {}
+        return Waiting(said.get("code", ""), fact.path if fact is not None else "", said.get("reason", ""))
+
+    @property
+    def output(self) -> Json:
+        """What the flow returned; None while it is under way, or when it failed."""
+        last = self.facts[-1]
+        return json.loads(last.payload or "{}").get("output") if last.kind == "finished" else None
+
+    @property
+    def error(self) -> dict[str, Json] | None:
+        """The failure that ended the flow."""
+        last = self.facts[-1]
+        return json.loads(last.payload or "{}").get("error") if last.kind == "finished" else None
+
+
+class Client:
+    """Over one connection (in autocommit). `hint` tells workers that there is work; without it they poll."""
+
+    def __init__(
+        self, conn: Connection, *, tenant: int = 1, hint: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._conn = conn
+        self._tenant = tenant
+        self._hint = hint
+
+    async def start(self, flow: Flow, input: Json, *, key: str | None = None) -> Started:  # noqa: A002
+        """Start one execution. A second start with the same `key` and input returns the first.
+
+        Raises InputInvalid with every place that does not fit, NotEncodable or TooLarge, and KeyConflict when
+        the key belongs to an execution with another input. Then nothing was written.
+        """
+        return (await self.start_many(flow, [(input, key)]))[0]
+
+    async def start_many(self, flow: Flow, inputs: Sequence[tuple[Json, str | None]]) -> list[Started]:
+        """Start an execution for each (input, key), all in one transaction; as `start`."""
+        new = [self._new(flow, given, key) for given, key in inputs]
+        async with self._conn.transaction():
+            outcomes = await starts.start(self._conn, new)
+            while any(outcome == "again" for outcome, _ in outcomes):
+                outcomes = await starts.start(self._conn, new)
+            for (outcome, execution), one in zip(outcomes, new, strict=True):
+                if outcome == "conflict":
+                    raise KeyConflict(flow.name, one.business_key or "", UUID(execution))
+        self._hint("execution")
+        return [Started(UUID(e), "started" if o == "started" else "exists") for o, e in outcomes]
+
+    def _new(self, flow: Flow, input: Json, key: str | None) -> NewExecution:  # noqa: A002
+        if key is not None and not (
+            0 < len(key.encode("utf-8", "replace")) <= KEY_BYTES_MAX and key.isprintable()
+        ):
+            raise OrderInvalid(f"key {key[:80]!r}: expected 1 to {KEY_BYTES_MAX} bytes of printable text")
+        checked = flow.checked(input)
+        text = strict_json.encode(checked, what=f"input of flow {flow.name}", bytes_max=PAYLOAD_BYTES_MAX)
+        execution = str(uuid7(at=datetime.now(UTC), chance=os.urandom(10)))
+        traceparent = trace.root(execution)
+        started = {
+            "input": checked,
+            "definition": flow.name,
+            "version": flow.version,
+            "seed": os.urandom(8).hex(),
+            "key": key,
+            "traceparent": traceparent,
+        }
+        return NewExecution(
+            tenant=self._tenant,
+            execution=execution,
+            definition=flow.name,
+            version=flow.version,
+            business_key=key,
+            digest=hashlib.sha256(text.encode()).digest(),
+            started=strict_json.encode(started, what="started"),
+            traceparent=traceparent,
+        )
+
+    async def show(self, execution_id: UUID | str) -> ExecutionView:
+        """Raises UnknownExecution."""
+        execution = _uuid(execution_id)
+        row = await reading.execution(self._conn, execution, tenant=self._tenant)
+        if row is None:
+            raise UnknownExecution(execution_id)
+        facts = await reading.facts(self._conn, execution, tenant=self._tenant)
+        messages = await reading.messages(self._conn, execution, tenant=self._tenant)
+        return ExecutionView(row, facts, messages)
+
+    async def list(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        flow: str | None = None,
+        key: str | None = None,
+        limit: int = 50,
+    ) -> list[ExecutionRow]:
+        """The newest executions first. `states` are stored statuses, or ready, running and waiting."""
+        return await reading.newest(
+            self._conn, tenant=self._tenant, states=states, flow=flow, key=key, limit=limit
+        )
+
+    async def wait(self, execution_id: UUID | str, *, seconds: float) -> ExecutionView:
+        """Until it is finished or held. Raises TimeoutError; UnknownExecution."""
+        async with asyncio.timeout(seconds):
+            while True:
+                row = await reading.execution(self._conn, _uuid(execution_id), tenant=self._tenant)
+                if row is None:
+                    raise UnknownExecution(execution_id)
+                if row.status in {*TERMINAL, Status.HELD}:
+                    return await self.show(execution_id)
+                await asyncio.sleep(0.1)
+
+    async def resume(self, execution_id: UUID | str, *, by: str, reason: str) -> None:
+        """Let an execution go on whose program was stopped (a bug, a changed flow), where it was stopped.
+
+        Raises NotHeld when it is not stopped, UnknownExecution, OrderInvalid.
+        """
+        view = await self.show(execution_id)
+        held = view.held
+        if held is None:
+            raise NotHeld(f"execution {execution_id} is {view.row.state}; only a held one can be resumed")
+        if held.code not in STOPPING:
+            raise NotHeld(f"execution {execution_id} waits for a decision about {held.path}: resolve that")
+        await self._order(view, {"order": "resume"}, path=None, by=by, reason=reason)
+
+    async def resolve(
+        self,
+        execution_id: UUID | str,
+        path: str,
+        verdict: Verdict,
+        *,
+        by: str,
+        reason: str,
+        value: Json = None,
+    ) -> None:
+        """Decide about the undo or the step at `path` that holds an execution.
+
+        An undo: `retry`, `done` (it counts as undone) or `skip` (what was done stands). A step whose outcome
+        is unknown: `done` with its reply as `value`, `not_done`, or `skip` (the flow gets OutcomeUnknown).
+        Raises NotHeld when this is not what holds it, UnknownExecution, OrderInvalid.
+        """
+        view = await self.show(execution_id)
+        held = view.held
+        if held is None or held.path != path or held.code in STOPPING:
+            waits = "waits for no decision" if held is None else f"waits at {held.path or 'its program'}"
+            raise NotHeld(f"execution {execution_id} {waits}, not at {path!r}")
+        allowed = STEP_VERDICTS if held.code == "unknown-outcome" else UNDO_VERDICTS
+        if verdict not in allowed:
+            raise OrderInvalid(f"verdict {verdict!r} at {path}: expected one of {', '.join(sorted(allowed))}")
+        strict_json.encode(value, what="value", bytes_max=PAYLOAD_BYTES_MAX)
+        order = {"order": "resolve", "verdict": verdict, "value": value}
+        await self._order(view, order, path=path, by=by, reason=reason)
+
+    async def _order(
+        self, view: ExecutionView, order: dict[str, Json], *, path: str | None, by: str, reason: str
+    ) -> None:
+        for what, words in (("name", by), ("reason", reason)):
+            if not words.strip() or len(words) > WORDS_MAX or not words.isprintable():
+                raise OrderInvalid(
+                    f"operator's {what} {words[:80]!r}: expected 1 to {WORDS_MAX} printable characters"
+                )
+        said = strict_json.encode(order | {"by": by, "reason": reason}, what="order")
+        item = MailItem(
+            kind="order",
+            tenant=self._tenant,
+            sender="waypost",
+            source="waypost:operator",
+            event_id=str(uuid4()),
+            digest=hashlib.sha256(said.encode()).digest(),
+            data=said,
+            execution=UUID(view.row.execution_id),
+            epoch=view.row.epoch,
+            path=path,
+        )
+        await inbox.post(self._conn, [item])
+        self._hint("execution")
+
+
+def _uuid(text: UUID | str) -> str:
+    """Raises UnknownExecution for what is no UUID: no execution has that name."""
+    try:
+        return str(UUID(str(text)))
+    except ValueError:
+        raise UnknownExecution(str(text)) from None

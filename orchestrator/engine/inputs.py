@@ -1,0 +1,159 @@
+"""What an execution got, as facts: mail in order of arrival, timers by due time, merged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from contracts.errors import MalformedJson, NotEncodable, TooLarge
+from contracts.outcome import Outcome
+from orchestrator.core.errors import STOPPING, Halt, storable
+from orchestrator.core.fact import BYSTANDERS, Fact
+from orchestrator.core.machine import Machine
+from orchestrator.store.executions import Mail
+
+Json = Any
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The unread mail of an execution, and how much of it has become facts.
+
+    `acted` are numbers of orders that were obeyed before their turn (a resume must come before everything
+    else that a stopped execution got); they are passed when their turn comes.
+    """
+
+    unread: deque[Mail] = field(default_factory=deque[Mail])
+    acted: set[int] = field(default_factory=set[int])
+    mail: int = 0
+    orders: int = 0
+    guard: bool = False
+
+    def add(self, mail: Sequence[Mail]) -> None:
+        self.unread.extend(mail)
+
+    def committed(self) -> None:
+        """What was counted is stored; counting begins anew."""
+        self.mail = self.orders = 0
+        self.guard = False
+
+    def feed(self, machine: Machine, now: datetime, *, most: int | None = None) -> None:
+        """Tell `machine` all that has come, at most `most` inputs: mail by arrival, timers by due time.
+
+        Mail comes before a timer on a tie, and the reply to an ask always before that ask's own timeout,
+        however late we are: knowledge beats a guess.
+        """
+        told = 0
+        while most is None or told < most:
+            due = machine.next_due()
+            fires = due is not None and due[0] <= now
+            if self.unread and not (fires and due is not None and self._fires_first(due)):
+                self._take(machine)
+            elif fires and due is not None:
+                self.guard = self.guard or machine.open[due[1]][1].is_message
+                machine.fire(now)
+            else:
+                return
+            told += 1
+
+    def resume(self) -> Mail | None:
+        """The order to resume that nobody has obeyed yet; it counts as obeyed from now on."""
+        for mail in self.unread:
+            if mail.kind == "order" and mail.number not in self.acted and said(mail).get("order") == "resume":
+                self.act(mail)
+                return mail
+        return None
+
+    def refuse_orders(self) -> list[Mail]:
+        """Every order that nobody has obeyed; they count as obeyed from now on."""
+        orders = [mail for mail in self.unread if mail.kind == "order" and mail.number not in self.acted]
+        for mail in orders:
+            self.act(mail)
+        return orders
+
+    def act(self, mail: Mail) -> None:
+        self.acted.add(mail.number)
+        self.orders += 1
+
+    def _fires_first(self, due: tuple[datetime, str]) -> bool:
+        at, path = due
+        return at < self.unread[0].received_at and all(mail.path != path for mail in self.unread)
+
+    def _take(self, machine: Machine) -> None:
+        mail = self.unread[0]
+        before = len(machine.new)
+        try:
+            tell(machine, mail, obeyed=mail.number in self.acted)
+        except Halt:
+            if len(machine.new) > before:
+                self._read()
+            raise
+        self._read()
+
+    def _read(self) -> None:
+        mail = self.unread.popleft()
+        self.mail += 1
+        if mail.kind == "order" and mail.number not in self.acted:
+            self.orders += 1
+
+
+def tell(machine: Machine, mail: Mail, *, obeyed: bool) -> None:
+    """One piece of mail as one fact. What does not fit is `late`, or has no effect; it never fails."""
+    data = said(mail)
+    if mail.kind == "order":
+        if obeyed:
+            return
+        by = f"operator:{data.get('by')}"
+        order = {key: data.get(key) for key in ("by", "reason")}
+        if data.get("order") == "resolve":
+            more = {"verdict": data.get("verdict"), "value": data.get("value")}
+            machine.tell("resolved", mail.path or "", order | more, mail.received_at, actor=by)
+        else:
+            machine.remark("resumed", "", order | {"mail": mail.number}, mail.received_at, actor=by)
+    elif mail.kind in ("reply", "result"):
+        kind = "ended" if mail.epoch == 0 else "late"
+        who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
+        tell_outcome(machine, kind, mail.path or "", data, mail.received_at, actor=who)
+
+
+def tell_outcome(
+    machine: Machine, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str
+) -> None:
+    """An outcome as mail carries it; one that cannot be stored is `failed`, and may have acted."""
+    try:
+        machine.tell(kind, path, Outcome.from_json(data).as_json(), at, actor=actor)
+    except (MalformedJson, NotEncodable, TooLarge) as error:
+        unfit = Outcome("failed", code=error.code, detail=storable(str(error)))
+        machine.tell(kind, path, unfit.as_json(), at, actor=actor)
+
+
+def said(mail: Mail) -> dict[str, Json]:
+    """What `mail` says; nothing when it is no JSON object."""
+    try:
+        return mail.read()
+    except MalformedJson:
+        return {}
+
+
+def stopped_by(journal: Sequence[Fact]) -> Fact | None:
+    """The `held` fact that a journal ends with when its program was stopped, and nobody has resumed it."""
+    for fact in reversed(journal):
+        if fact.kind == "resumed" or fact.kind not in BYSTANDERS:
+            return None
+        if fact.kind == "held" and fact.data.get("code") in STOPPING:
+            return fact
+    return None
+
+
+def acted_in(journal: Sequence[Fact]) -> set[int]:
+    """Numbers of the orders that a journal says were obeyed before their turn."""
+    numbers: set[int] = set()
+    for fact in journal:
+        if fact.kind == "resumed" and fact.data.get("early"):
+            numbers.add(fact.data["mail"])
+        elif fact.kind == "held":
+            numbers.update(fact.data.get("orders", ()))
+    return numbers

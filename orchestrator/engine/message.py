@@ -1,0 +1,95 @@
+"""Commands, from the facts that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from contracts import trace
+from contracts.envelope import Envelope, encode_structured
+from contracts.identifiers import execution_key, message_id
+from orchestrator.core.fact import Fact
+from orchestrator.core.path import undo_path
+from orchestrator.store.commits import NewMessage
+
+Json = Any
+
+
+@dataclass(slots=True)
+class Wire:
+    """What a message says about us: our `source`, and where replies go (`routes`: by tenant and endpoint)."""
+
+    source: str
+    receiver_url: str
+    routes: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+
+    def reply_to(self, tenant: int, endpoint: str) -> str:
+        route = self.routes.get((tenant, endpoint), f"default/{endpoint}")
+        return f"{self.receiver_url.rstrip('/')}/events/{route}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The execution that a message is sent by."""
+
+    tenant: int
+    execution: UUID
+    epoch: int
+    key: str | None
+    traceparent: str | None
+
+
+def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
+    """The message that an `asked` fact of a command sends.
+
+    Its bytes are made here, once: the same on every try, and the same again should the turn be decided again.
+    """
+    action = fact.data["args"]
+    undone = fact.data["name"] if fact.data["kind"] == "undo" else None
+    key = execution_key(sender.execution, sender.epoch, fact.path if undone is None else undo_path(undone, 1))
+    identity = message_id(sender.execution, sender.epoch, fact.path, at=fact.at)
+    envelope = Envelope(
+        id=str(identity),
+        source=f"{wire.source}/executions/{sender.execution}",
+        type=action["name"],
+        subject=sender.key or str(sender.execution),
+        time=instant(fact.at),
+        datacontenttype="application/json",
+        data=action["data"],
+        extensions=extensions(fact, sender, key)
+        | {"replyto": wire.reply_to(sender.tenant, action["endpoint"])},
+    )
+    due = fact.data.get("due")
+    return NewMessage(
+        message_id=identity,
+        path=fact.path,
+        endpoint=action["endpoint"],
+        lane=key if undone is None else execution_key(sender.execution, sender.epoch, undone),
+        body=encode_structured(envelope),
+        at_most_once=fact.data.get("effect") == "at_most_once",
+        expires_at=None if due is None else datetime.fromisoformat(due),
+    )
+
+
+def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool | int]:
+    """The attributes of wire.md beyond CloudEvents' own."""
+    found: dict[str, str | bool | int] = {
+        "correlationid": str(sender.execution),
+        "idempotencykey": key,
+        "traceparent": trace.child(sender.traceparent or "", key),
+    }
+    if "due" in fact.data:
+        found["expirytime"] = instant(datetime.fromisoformat(fact.data["due"]))
+    if "undoes_at" in fact.data:
+        asked_at = datetime.fromisoformat(fact.data["undoes_at"])
+        found["undoes"] = str(message_id(sender.execution, sender.epoch, fact.data["name"], at=asked_at))
+        found["known"] = bool(fact.data["known"])
+    return found
+
+
+def instant(at: datetime) -> str:
+    """`at` as CloudEvents write it: RFC 3339, in UTC."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

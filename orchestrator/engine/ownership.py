@@ -1,0 +1,340 @@
+"""One execution while it is ours: decide, do, commit, release."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Protocol
+
+from contracts.observer import Observer
+from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, storable
+from orchestrator.core.fact import Fact
+from orchestrator.core.machine import Held, Machine
+from orchestrator.core.status import TERMINAL, Status
+from orchestrator.engine.clock import Clock
+from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
+from orchestrator.engine.inputs import Inputs, acted_in, stopped_by
+from orchestrator.engine.lease import Lease
+from orchestrator.engine.message import Wire
+from orchestrator.engine.parking import Parked, Parking
+from orchestrator.engine.turn import asks_for_message, turn_of
+from orchestrator.engine.work import Run, Work
+from orchestrator.store.commits import Turn
+from orchestrator.store.executions import Claim, Mail
+
+Json = Any
+
+GRACE_SECONDS: Final = 0.02
+"""How long a plain local step may run before its `asked` is committed without its end."""
+
+COMPUTE_SECONDS_WARN: Final = 1.0
+COMPUTE_SECONDS_MAX: Final = 10.0
+"""Of one resume of a flow: beyond it the flow computes instead of waiting, and the execution is held."""
+
+
+class Flow(Protocol):
+    """What the engine must know of a flow."""
+
+    @property
+    def name(self) -> str: ...
+
+    def program(self, machine: Machine, input: Json) -> Coroutine[Any, Any, Json]: ...  # noqa: A002  # the design's word
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An execution's journal (None when its machine is still in memory) and its unread mail."""
+
+    journal: list[Fact] | None
+    mail: list[Mail]
+
+
+@dataclass(slots=True)
+class Engine:
+    """What all executions of one worker share.
+
+    `reload` reads an execution again, its mail after the given number; it raises LeaseLost when the execution
+    is no longer ours. `forgetful` is for tests: an execution is let go after each fact, and each next one
+    begins with a replay.
+    """
+
+    lease: Lease
+    clock: Clock
+    committer: Committer
+    parking: Parking
+    wire: Wire
+    observer: Observer
+    run_step: Run
+    reload: Callable[[Claim, int], Awaitable[Loaded]]
+    forgetful: bool = False
+    draining: bool = False
+    owned: dict[str, Ownership] = field(default_factory=dict[str, "Ownership"])
+
+
+class Stopped(Halt):
+    """A stopped execution got orders, but none to resume it: it stays as it is."""
+
+    code: ClassVar[str] = UNSTORABLE
+
+
+class Ownership:
+    """The turns of one execution under one claim, until it is released, finished, held or lost."""
+
+    def __init__(self, engine: Engine, claim: Claim, flow: Flow) -> None:
+        self.claim = claim
+        self._engine = engine
+        self._flow = flow
+        self._machine = Machine(flow.program)
+        self._inputs = Inputs()
+        self._work = Work(claim, engine.run_step, arrive=self.wake)
+        self._position = claim.position
+        self._mail_read = claim.mail_read
+        self._status = Status(claim.status)
+        self._held: Held | None = None
+        self._mail_waits = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def run(self, loaded: Loaded, machine: Machine | None) -> None:
+        """Take turns until the execution is no longer ours. Raises nothing that concerns only this execution."""
+        parked = False
+        try:
+            parked = await self._own(loaded, machine)
+        except LeaseLost:
+            self._engine.observer.saw(
+                "execution lost", execution=self.claim.execution, fence=self.claim.fence
+            )
+        finally:
+            self._work.abandon()
+            if not parked:
+                self._machine.evict()
+
+    async def _own(self, loaded: Loaded, machine: Machine | None) -> bool:
+        while True:
+            turn = await self._guarded(loaded, machine)
+            if turn is not None:
+                return self._park(turn)
+            self._machine.evict()
+            loaded, machine = await self._engine.reload(self.claim, self._mail_read), None
+            self._inputs = Inputs()
+            self._work.again()
+
+    async def _guarded(self, loaded: Loaded, machine: Machine | None) -> Turn | None:
+        """The turn that released the execution; None when its row did not match, so that it is read again."""
+        try:
+            self._begin(loaded, machine)
+            return await self._take_turns()
+        except Halt as halt:
+            alone = isinstance(halt, Computes | Stopped)
+            return await self._hold(halt.code, str(halt), alone=alone)
+        except BadTurn as bad:
+            return await self._hold(UNSTORABLE, str(bad), alone=True)
+
+    def _begin(self, loaded: Loaded, machine: Machine | None) -> None:
+        """Bring the machine to where the journal ends."""
+        self._inputs.add(loaded.mail)
+        if machine is not None:
+            self._machine = machine
+        else:
+            journal = loaded.journal or []
+            self._machine = Machine(self._flow.program)
+            self._inputs.acted = acted_in(journal)
+            self._machine.position = self._position
+            stopped = stopped_by(journal)
+            if stopped is not None:
+                self._obey_resume(stopped)
+            self._machine.replay([*journal, *self._machine.new])
+        self._held = self._machine.held
+
+    def _obey_resume(self, stopped: Fact) -> None:
+        """An order to resume comes before everything else that a stopped execution got."""
+        order = self._inputs.resume()
+        if order is None:
+            raise Stopped(stopped.data.get("reason") or "it stays stopped")
+        said = order.read()
+        data = {"by": said.get("by"), "reason": said.get("reason"), "mail": order.number, "early": True}
+        self._machine.remark("resumed", "", data, order.received_at, actor=f"operator:{said.get('by')}")
+
+    # ---- turns ---------------------------------------------------------------------------------------------
+
+    async def _take_turns(self) -> Turn | None:
+        engine, machine, work = self._engine, self._machine, self._work
+        self._feed()
+        if not engine.forgetful and self._may_run_early():
+            work.begin(machine, position=self._position)
+            await self._wait(GRACE_SECONDS)
+            self._tell()
+        while True:
+            release = not work and (engine.draining or not machine.runnable())
+            turn = await self._commit(release=release)
+            if turn is None or turn.release:
+                return turn
+            if not engine.draining:
+                self._check_lease()
+                work.begin(machine, position=self._position)
+            await self._wait(None)
+            if engine.forgetful:
+                return None
+            self._tell()
+            await self._read_more()
+            self._feed()
+
+    def _may_run_early(self) -> bool:
+        """Whether all that the turn asks for is plain local steps: their ends may go with their asking."""
+        runnable = self._machine.runnable()
+        return (
+            bool(runnable)
+            and self._engine.lease.holds
+            and not any(ask.needs_commit for ask in runnable)
+            and not self._machine.taken_back
+            and not any(fact.kind == "asked" and asks_for_message(fact) for fact in self._machine.new)
+        )
+
+    def _feed(self) -> None:
+        began = time.monotonic()
+        if self._engine.forgetful and self._work.has_arrived:
+            self._tell()
+        else:
+            most = 1 if self._engine.forgetful else None
+            self._inputs.feed(self._machine, self._engine.clock.now(), most=most)
+            self._tell()
+        self._work.stop_closed(self._machine)
+        self._check_speed(time.monotonic() - began)
+
+    def _tell(self) -> None:
+        self._work.tell(self._machine, self._engine.clock)
+
+    def _check_speed(self, took: float) -> None:
+        if took > COMPUTE_SECONDS_WARN:
+            self._engine.observer.saw("flow computes", execution=self.claim.execution, seconds=round(took, 1))
+        if took > COMPUTE_SECONDS_MAX:
+            raise Computes(f"the flow computes instead of waiting: {took:.0f} s in one turn, at most 10 s")
+
+    def _check_lease(self) -> None:
+        if not self._engine.lease.holds:
+            raise LeaseLost(self.claim.execution)
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Until something arrives, a time falls due, or `seconds` have passed."""
+        if self._work.has_arrived or self._mail_waits:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._machine.next_due()
+        if due is not None:
+            left = max(0.0, (due[0] - self._engine.clock.now()).total_seconds())
+            seconds = left if seconds is None else min(seconds, left)
+        self._waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, self.wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """Look again: something came."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def waits_for_work(self) -> bool:
+        """Whether it waits for a local step: then nobody else tells it of new mail."""
+        return self._waiter is not None
+
+    @property
+    def mail_known(self) -> int:
+        """The number of the last mail that it has read."""
+        return self._mail_read + self._inputs.mail + len(self._inputs.unread)
+
+    def notice_mail(self) -> None:
+        """There is mail that it has not read."""
+        self._mail_waits = True
+        self.wake()
+
+    async def _read_more(self) -> None:
+        if self._mail_waits:
+            self._mail_waits = False
+            self._inputs.add((await self._engine.reload(self.claim, self.mail_known)).mail)
+
+    # ---- commits -------------------------------------------------------------------------------------------
+
+    async def _commit(self, *, release: bool) -> Turn | None:
+        """Commit what is new, and what follows from it. None when the row did not match."""
+        machine = self._machine
+        held = machine.held
+        if held is not None and held is not self._held:
+            machine.remark(
+                "held", held.path, {"code": held.code, "reason": held.reason}, self._engine.clock.now()
+            )
+        self._held = held
+        return await self._submit(
+            machine, Status.HELD if held is not None else machine.status, release=release
+        )
+
+    async def _hold(self, code: str, reason: str, *, alone: bool) -> Turn | None:
+        """Commit the input at which the program stopped, and why; then a person is needed.
+
+        With `alone`, only why: what the turn said cannot be stored, so no mail is read. The orders that woke
+        the execution count as obeyed, else they would wake it for ever.
+        """
+        machine, data = self._machine, {"code": code, "reason": storable(reason)}
+        if alone:
+            machine = Machine(self._flow.program)
+            machine.position = self._position
+            self._inputs = Inputs(self._inputs.unread, self._inputs.acted)
+            orders = [mail.number for mail in self._inputs.refuse_orders()]
+            data = data | ({"orders": orders} if orders else {})
+        machine.remark("held", "", data, self._engine.clock.now())
+        turn = await self._submit(machine, Status.HELD, release=True)
+        if turn is not None:
+            self._engine.observer.saw(
+                "execution held", execution=self.claim.execution, code=code, reason=reason
+            )
+        return turn
+
+    async def _submit(self, machine: Machine, status: Status, *, release: bool) -> Turn | None:
+        facts, back = machine.take_new(), list(machine.taken_back)
+        machine.taken_back.clear()
+        turn = turn_of(
+            self.claim,
+            position=self._position,
+            machine=machine,
+            facts=facts,
+            taken_back=back,
+            inputs=self._inputs,
+            before=self._status,
+            status=status,
+            release=release,
+            now=self._engine.clock.now(),
+            wire=self._engine.wire,
+        )
+        if facts or turn.mail or turn.release:
+            if not await self._engine.committer.submit(turn):
+                return None
+            self._stored(turn)
+        return turn
+
+    def _stored(self, turn: Turn) -> None:
+        self._position += len(turn.facts)
+        self._mail_read += turn.mail
+        self._inputs.committed()
+        self._work.stored()
+        self._status = Status(turn.status)
+        if self._status in TERMINAL:
+            self._engine.observer.saw(
+                "execution finished", execution=self.claim.execution, flow=self._flow.name, status=turn.status
+            )
+
+    def _park(self, turn: Turn) -> bool:
+        """Keep the machine for the next turn, when there will be one soon; whether it was kept."""
+        if turn.status != Status.OPEN or self._engine.forgetful or self._work or self._engine.draining:
+            return False
+        parked = Parked(self._machine, self.claim.fence, self._position)
+        self._engine.parking.park(self.claim.execution, parked)
+        return True
+
+
+class Computes(LimitExceeded):
+    """The flow blocks the event loop: nothing of the turn is kept, since it cannot be known where it stands."""

@@ -1,0 +1,116 @@
+"""The local steps of one execution that are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from contracts.errors import NotEncodable, TooLarge
+from contracts.identifiers import execution_key
+from orchestrator.core.ask import Ask
+from orchestrator.core.errors import storable
+from orchestrator.core.machine import Machine
+from orchestrator.core.path import undo_path
+from orchestrator.engine.attempt import Done, Failure, Refusal, Result, Stopped
+from orchestrator.engine.clock import Clock
+from orchestrator.store.executions import Claim
+
+Json = Any
+Run: TypeAlias = Callable[[Ask, str], "asyncio.Task[Result]"]
+
+
+class Work:
+    """What runs, and what has come of it. `arrive` is called when a try is over.
+
+    A result that is told but not yet committed is kept: should the turn have to be decided again, the step
+    does not run again for that.
+    """
+
+    def __init__(self, claim: Claim, run: Run, *, arrive: Callable[[], None]) -> None:
+        self._claim = claim
+        self._run = run
+        self._arrive = arrive
+        self._running: dict[str, asyncio.Task[Result]] = {}
+        self._stopping: set[str] = set()
+        self._arrived: list[tuple[str, Result]] = []
+        self._told: list[tuple[str, Result]] = []
+
+    def __bool__(self) -> bool:
+        """Whether anything runs, or has come and is not told."""
+        return bool(self._running or self._arrived)
+
+    @property
+    def has_arrived(self) -> bool:
+        return bool(self._arrived)
+
+    @property
+    def is_unstored(self) -> bool:
+        """Whether results were told that are not committed."""
+        return bool(self._told)
+
+    def begin(self, machine: Machine, *, position: int) -> None:
+        """Start what may act: its `asked` is committed (`position`), or it is plain and follows nothing unstored."""
+        for ask in machine.runnable():
+            stored = ask.position <= position
+            if ask.path not in self._running and (stored or not (ask.needs_commit or self._told)):
+                path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
+                key = execution_key(UUID(self._claim.execution), self._claim.epoch, path)
+                task = self._run(ask, key)
+                self._running[ask.path] = task
+                task.add_done_callback(lambda done, path=ask.path: self._over(path, done))
+
+    def _over(self, path: str, task: asyncio.Task[Result]) -> None:
+        if self._running.pop(path, None) is not None and not task.cancelled():
+            self._arrived.append((path, task.result()))
+            self._arrive()
+
+    def stop_closed(self, machine: Machine) -> None:
+        """Cancel tries of steps that are over (they timed out), once each."""
+        for path in [path for path in self._running if path not in self._stopping]:
+            if path not in machine.open:
+                self._stopping.add(path)
+                self._running[path].cancel()
+
+    def tell(self, machine: Machine, clock: Clock) -> None:
+        """Tell `machine` what has come of the tries that are over."""
+        while self._arrived:
+            path, result = self._arrived.pop(0)
+            self._told.append((path, result))
+            tell(machine, path, result, clock)
+
+    def stored(self) -> None:
+        """What was told is committed."""
+        self._told.clear()
+
+    def again(self) -> None:
+        """What was told was not committed: it is to be told again."""
+        self._arrived = self._told + self._arrived
+        self._told = []
+
+    def abandon(self) -> None:
+        """The execution is no longer ours: stop all, and forget what comes of it."""
+        running, self._running = self._running, {}
+        for task in running.values():
+            task.cancel()
+
+
+def tell(machine: Machine, path: str, result: Result, clock: Clock) -> None:
+    """One result of a try as a fact; what cannot be stored is `failed`, and is not tried again."""
+    at = clock.now()
+    match result:
+        case Done(value):
+            try:
+                machine.tell("ended", path, {"outcome": "done", "value": value}, at)
+            except (NotEncodable, TooLarge) as error:
+                machine.attempt_failed(
+                    path, {"code": error.code, "detail": storable(str(error))}, at, again=False
+                )
+        case Refusal(error):
+            machine.tell("ended", path, {"outcome": "refused", "error": error}, at)
+        case Failure(error):
+            machine.attempt_failed(path, error, at)
+        case Stopped():
+            detail = {"code": "stopped", "detail": "it was cancelled half-way"}
+            machine.tell("ended", path, {"outcome": "unknown", "error": detail}, at)

@@ -1,0 +1,189 @@
+"""Taking executions, and reading what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, LiteralString, cast
+
+from contracts import strict_json
+from orchestrator.core.fact import Fact
+from orchestrator.store import arrays
+from orchestrator.store.database import Connection
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An execution that is ours under `fence`, as its row was when we took it. Only fixed-width columns and keys,
+    so that no payload can block the claim loop.
+    """
+
+    tenant: int
+    execution: str
+    fence: int
+    position: int
+    epoch: int
+    mail_read: int
+    mail_received: int
+    status: str
+    definition: str
+    version: str
+    at: datetime
+
+
+CLAIM: Final[LiteralString] = """
+      with c as materialized (
+             select tenant_id, execution_id
+               from waypost.execution
+              where owner is null
+                and wake_at <= coalesce(%(now)s::timestamptz, now())
+                and (definition, version) in (select * from unnest(%(definitions)s::text[], %(versions)s::text[]))
+              order by wake_at, execution_id
+              limit %(n)s
+                for no key update skip locked)
+    update waypost.execution e
+       set owner = %(me)s::uuid,
+           fence = e.fence + 1,
+           started_at = coalesce(e.started_at, coalesce(%(now)s::timestamptz, now()))
+      from c
+     where e.tenant_id = c.tenant_id
+       and e.execution_id = c.execution_id
+       and e.owner is null
+       and exists (select 1
+                     from waypost.worker
+                    where worker_id = %(me)s::uuid and dead_at is null and lease_until > now())
+ returning e.tenant_id, e.execution_id::text, e.fence, e.position, e.epoch, e.mail_read, e.mail_received,
+           e.status, e.definition, e.version, coalesce(%(now)s::timestamptz, clock_timestamp())
+"""
+
+
+async def claim(
+    conn: Connection,
+    *,
+    me: str,
+    definitions: Sequence[tuple[str, str]],
+    limit: int,
+    now: datetime | None = None,
+) -> list[Claim]:
+    """Take up to `limit` executions that are due and free, longest due first, of the flows that we hold.
+
+    *Ready*, *timer due* and *mail arrived* are one condition. Rows that another claim holds are skipped, never
+    waited for. Nothing is taken when worker `me` is dead or its lease is over. `now` is for tests.
+    """
+    cursor = await conn.execute(
+        CLAIM,
+        {
+            "me": me,
+            "definitions": arrays.texts(name for name, _ in definitions),
+            "versions": arrays.texts(version for _, version in definitions),
+            "n": limit,
+            "now": now,
+        },
+        prepare=True,
+    )
+    return [Claim(*row) for row in await cursor.fetchall()]
+
+
+JOURNAL: Final[LiteralString] = """
+    select t.execution_id::text, j.position, j.kind, j.path, j.payload::text, j.at
+      from unnest(%(tenants)s::int[], %(ids)s::uuid[]) as t(tenant_id, execution_id)
+      join waypost.journal j on j.tenant_id = t.tenant_id and j.execution_id = t.execution_id
+     order by t.execution_id, j.position
+"""
+
+
+async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, list[Fact]]:
+    """The facts of each execution in `of` (tenant, execution), in order of position.
+
+    Raises ValueError when a payload that a client of the database wrote itself is not strict JSON.
+    """
+    parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
+    cursor = await conn.execute(JOURNAL, parameters, prepare=True)
+    found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
+    for execution, position, kind, path, payload, at in await cursor.fetchall():
+        found[execution].append(Fact(position, kind, path, payload_of(kind, payload), at))
+    return found
+
+
+def payload_of(kind: str, text: str | None) -> dict[str, Json]:
+    """A fact's data. `started` may come from any client of the database, so it alone is read strictly."""
+    if text is None:
+        return {}
+    return strict_json.decode(text, what="the input") if kind == "started" else json.loads(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """Something that an execution got, at `number` of its mail. `data` is text: it may be anything."""
+
+    number: int
+    kind: str
+    epoch: int | None
+    path: str | None
+    data: str | None
+    sender: str
+    received_at: datetime
+
+    def read(self) -> dict[str, Json]:
+        """Its data. Raises MalformedJson when that is not strict JSON, or not an object."""
+        found: Json = strict_json.decode(self.data or "null", what=f"mail {self.number}")
+        return cast("dict[str, Json]", found) if isinstance(found, dict) else {}
+
+
+MAIL: Final[LiteralString] = """
+    select m.execution_id::text, m.mail_number, i.kind, m.epoch, m.path, i.data::text, i.sender, i.received_at
+      from unnest(%(tenants)s::int[], %(ids)s::uuid[], %(read)s::int[]) as t(tenant_id, execution_id, mail_read)
+      join waypost.mail m
+        on m.tenant_id = t.tenant_id and m.execution_id = t.execution_id and m.mail_number > t.mail_read
+      join waypost.inbox i on i.inbox_id = m.inbox_id
+     order by m.execution_id, m.mail_number
+"""
+
+
+async def unread(conn: Connection, of: Sequence[tuple[int, str, int]]) -> dict[str, list[Mail]]:
+    """The mail of each execution in `of` (tenant, execution, mail read so far), in order of arrival."""
+    parameters = {
+        "tenants": arrays.plain(t for t, _, _ in of),
+        "ids": arrays.plain(e for _, e, _ in of),
+        "read": arrays.plain(r for _, _, r in of),
+    }
+    cursor = await conn.execute(MAIL, parameters, prepare=True)
+    found: dict[str, list[Mail]] = {execution: [] for _, execution, _ in of}
+    for execution, *mail in await cursor.fetchall():
+        found[execution].append(Mail(*mail))
+    for _, execution, read in of:
+        numbers = [mail.number for mail in found[execution]]
+        assert numbers == list(range(read + 1, read + 1 + len(numbers))), (
+            f"{execution}: mail {numbers} after {read}"
+        )
+    return found
+
+
+STANDING: Final[LiteralString] = """
+    select e.execution_id::text, e.owner::text, e.fence, e.position, e.mail_read, e.mail_received, e.status
+      from unnest(%(tenants)s::int[], %(ids)s::uuid[]) as t(tenant_id, execution_id)
+      join waypost.execution e on e.tenant_id = t.tenant_id and e.execution_id = t.execution_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a row says now, after a commit of ours did not match it."""
+
+    owner: str | None
+    fence: int
+    position: int
+    mail_read: int
+    mail_received: int
+    status: str
+
+
+async def standing(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, Standing]:
+    """The rows of the executions in `of` (tenant, execution), as they are now."""
+    parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
+    cursor = await conn.execute(STANDING, parameters, prepare=True)
+    return {execution: Standing(*row) for execution, *row in await cursor.fetchall()}

@@ -1,0 +1,176 @@
+"""What people ask about executions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, LiteralString
+
+from psycopg.rows import class_row
+
+from orchestrator.store.database import Connection
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionRow:
+    """An execution as people see it: `state` is its status, or ready, running or waiting while it is open."""
+
+    tenant_id: int
+    execution_id: str
+    definition: str
+    version: str
+    business_key: str | None
+    state: str
+    status: str
+    undoing: bool
+    epoch: int
+    position: int
+    wake_at: datetime | None
+    owner: str | None
+    fence: int
+    mail_unread: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+COLUMNS: Final[LiteralString] = """
+    select e.tenant_id, e.execution_id::text, e.definition, e.version, e.business_key,
+           case when e.status <> 'open' then e.status
+                when e.owner is not null then 'running'
+                when e.wake_at <= now() then 'ready'
+                else 'waiting' end as state,
+           e.status, e.undoing, e.epoch, e.position, e.wake_at, e.owner::text, e.fence,
+           e.mail_received - e.mail_read as mail_unread, e.created_at, e.started_at, e.finished_at
+      from waypost.execution e
+"""
+
+ONE: Final[LiteralString] = (
+    COLUMNS
+    + """
+     where e.tenant_id = %(tenant)s
+       and e.execution_id = %(execution)s::uuid
+"""
+)
+
+
+async def execution(conn: Connection, execution_id: str, *, tenant: int) -> ExecutionRow | None:
+    async with conn.cursor(row_factory=class_row(ExecutionRow)) as cursor:
+        await cursor.execute(ONE, {"tenant": tenant, "execution": execution_id})
+        return await cursor.fetchone()
+
+
+MANY: Final[LiteralString] = (
+    "select * from ("  # noqa: S608  # constants of this file
+    + COLUMNS
+    + """
+     where e.tenant_id = %(tenant)s
+       and (%(flow)s::text is null or e.definition = %(flow)s::text)
+       and (%(key)s::text is null or e.business_key = %(key)s::text)
+    ) x
+     where %(states)s::text[] is null
+        or x.state = any(%(states)s::text[])
+        or x.status = any(%(states)s::text[])
+     order by x.created_at desc, x.execution_id desc
+     limit %(limit)s
+"""
+)
+
+
+async def newest(
+    conn: Connection,
+    *,
+    tenant: int,
+    states: Sequence[str] | None,
+    flow: str | None,
+    key: str | None,
+    limit: int,
+) -> list[ExecutionRow]:
+    """The newest executions first, of these states (or stored statuses), this flow and this business key."""
+    asked = {
+        "tenant": tenant,
+        "states": list(states) if states else None,
+        "flow": flow,
+        "key": key,
+        "limit": limit,
+    }
+    async with conn.cursor(row_factory=class_row(ExecutionRow)) as cursor:
+        await cursor.execute(MANY, asked)
+        return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class FactRow:
+    """A fact as people see it; `payload` is JSON text."""
+
+    position: int
+    kind: str
+    path: str
+    actor: str
+    fence: int
+    at: datetime
+    recorded_at: datetime
+    payload: str | None
+
+
+FACTS: Final[LiteralString] = """
+    select j.position, j.kind, j.path, j.actor, j.fence, j.at, j.recorded_at, j.payload::text
+      from waypost.journal j
+     where j.tenant_id = %(tenant)s
+       and j.execution_id = %(execution)s::uuid
+     order by j.position
+"""
+
+
+async def facts(conn: Connection, execution_id: str, *, tenant: int) -> list[FactRow]:
+    """The whole journal."""
+    async with conn.cursor(row_factory=class_row(FactRow)) as cursor:
+        await cursor.execute(FACTS, {"tenant": tenant, "execution": execution_id})
+        return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message that an execution sends, and its last try."""
+
+    message_id: str
+    path: str
+    endpoint: str
+    state: str
+    attempts: int
+    reached: bool
+    replied: bool
+    due_at: datetime
+    expires_at: datetime | None
+    outcome: str | None
+    http_status: int | None
+    error_code: str | None
+    tried_at: datetime | None
+    took: timedelta | None
+
+
+MESSAGES: Final[LiteralString] = """
+    select o.message_id::text, o.path, o.endpoint, o.state, o.attempts, o.reached, o.replied, o.due_at,
+           o.expires_at, d.outcome, d.status as http_status, d.error_code, d.started_at as tried_at,
+           d.duration as took
+      from waypost.outbox o
+      left join lateral (
+             select *
+               from waypost.delivery d
+              where d.tenant_id = o.tenant_id and d.message_id = o.message_id
+              order by d.attempt desc
+              limit 1) d on true
+     where o.tenant_id = %(tenant)s
+       and o.execution_id = %(execution)s::uuid
+     order by o.number
+"""
+
+
+async def messages(conn: Connection, execution_id: str, *, tenant: int) -> list[MessageRow]:
+    """The messages of an execution, in the order in which they were asked for."""
+    async with conn.cursor(row_factory=class_row(MessageRow)) as cursor:
+        await cursor.execute(MESSAGES, {"tenant": tenant, "execution": execution_id})
+        return await cursor.fetchall()

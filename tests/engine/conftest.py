@@ -1,0 +1,53 @@
+"""A worker in this process, on a database of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.client import Client
+from orchestrator.flows import Flows
+from orchestrator.store.database import Pool
+from orchestrator.store.hints import Hints, running
+from orchestrator.worker import Worker
+from tests.engine.flows import FLOWS
+from tests.moments import Moments
+
+Working = Callable[..., AbstractAsyncContextManager[Moments]]
+
+
+@pytest.fixture
+async def hints(dsn: str) -> AsyncIterator[Hints]:
+    async with running(Hints(dsn)) as hints:
+        yield hints
+
+
+@pytest.fixture
+def working(dsn: str, pool: Pool, hints: Hints) -> Working:
+    """`async with working() as moments:` a worker runs while inside."""
+
+    @asynccontextmanager
+    async def one(
+        *, forgetful: bool = False, lease: timedelta = timedelta(seconds=10), flows: Flows = FLOWS
+    ) -> AsyncGenerator[Moments]:
+        moments, stop = Moments(), asyncio.Event()
+        worker = Worker(pool, flows, dsn=dsn, hints=hints, lease=lease, observer=moments, forgetful=forgetful)
+        task = asyncio.create_task(worker.run(stop))
+        try:
+            yield moments
+        finally:
+            stop.set()
+            await task
+        assert not [fields for name, fields in moments.all if name == "worker failed"]
+
+    return one
+
+
+@pytest.fixture
+async def client(pool: Pool, hints: Hints) -> AsyncIterator[Client]:
+    async with pool.connection() as conn:
+        yield Client(conn, hint=hints.give)

@@ -1,0 +1,150 @@
+"""Flows that the engine's tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from pydantic import BaseModel
+
+from contracts import Command, Refused
+from orchestrator import Context, Retry, local, seconds, workflow
+from orchestrator.flows import Flows
+
+CALLS: list[tuple[Any, ...]] = []
+"""What the local functions did, in order."""
+
+BLOCK = threading.Event()
+
+
+class Charged(BaseModel):
+    charge: str
+
+
+class Refund(Command[None], endpoint="payments", type="payment.refund"):
+    order: str
+    charge: str | None
+
+
+class Charge(Command[Charged], endpoint="payments", type="payment.charge"):
+    order: str
+
+    def refund(self, done: Charged | None) -> Refund:
+        return Refund(order=self.order, charge=done.charge if done else None)
+
+
+class Ship(Command[None], endpoint="shipping", type="shipment.create"):
+    order: str
+
+
+async def triple(n: int) -> int:
+    CALLS.append(("triple", n))
+    return n * 3
+
+
+def double(n: int) -> int:
+    CALLS.append(("double", n, threading.current_thread() is not threading.main_thread()))
+    return n * 2
+
+
+def undo_double(n: int) -> None:
+    CALLS.append(("undo_double", n))
+
+
+def declines(code: str) -> None:
+    CALLS.append(("declines", code))
+    raise Refused(code, "said no")
+
+
+def breaks() -> None:
+    CALLS.append(("breaks",))
+    raise ValueError("broken \x1b[31m")
+
+
+async def returns(what: str) -> Any:
+    CALLS.append(("returns", what))
+    deep: Any = []
+    for _ in range(100):
+        deep = [deep]
+    return {
+        "nan": float("nan"), "nul": "\x00", "surrogate": "\ud800", "large": "x" * 300_000, "deep": deep,
+        "object": object(), "huge": 10**5000, "infinite": float("1e5000"),
+    }[what]  # fmt: skip
+
+
+async def waits() -> str:
+    CALLS.append(("waits",))
+    await asyncio.Event().wait()
+    return "never"
+
+
+@workflow(name="three", version="1")
+async def three(ctx: Context, n: int) -> int:
+    a = await ctx.step(triple, n)
+    b = await ctx.step(double, a)
+    return await ctx.step(triple, b, name="again")
+
+
+@workflow(name="undoes", version="1")
+async def undoes(ctx: Context, n: int) -> None:
+    await ctx.step(double, n, undo=local(undo_double, n))
+    await ctx.step(double, n + 1, undo=local(undo_double, n + 1))
+    await ctx.step(declines, "sold-out")
+
+
+@workflow(name="retries", version="1")
+async def retries(ctx: Context, n: int) -> None:
+    await ctx.step(breaks, retry=Retry(attempts=2, first=seconds(0.01), cap=seconds(0.01)))
+
+
+@workflow(name="unfit", version="1")
+async def unfit(ctx: Context, what: str) -> str:
+    await ctx.step(returns, what, undo=local(undo_double, 1))
+    return "fits"
+
+
+@workflow(name="pays", version="1")
+async def pays(ctx: Context, order: str) -> str:
+    charge = Charge(order=order)
+    paid = await ctx.call(charge, undo=charge.refund)
+    await ctx.call(Ship(order=order))
+    return paid.charge
+
+
+@workflow(name="hurries", version="1")
+async def hurries(ctx: Context, order: str) -> str:
+    charge = Charge(order=order)
+    paid = await ctx.call(charge, undo=charge.refund, timeout=seconds(0.05))
+    return paid.charge
+
+
+@workflow(name="naps", version="1")
+async def naps(ctx: Context, n: int) -> str:
+    await ctx.sleep(seconds(0.05))
+    return str(ctx.uuid())
+
+
+@workflow(name="overdue", version="1")
+async def overdue(ctx: Context, n: int) -> str:
+    return await ctx.step(waits, timeout=seconds(0.05), undo=local(undo_double, n))
+
+
+BUG = [True]
+
+
+@workflow(name="buggy", version="1")
+async def buggy(ctx: Context, n: int) -> str:
+    got = await ctx.step(triple, n, undo=local(undo_double, n))
+    if BUG[0]:
+        raise AttributeError("a bug")
+    return f"mended {got}"
+
+
+@workflow(name="patient", version="1")
+async def patient(ctx: Context, n: int) -> str:
+    await ctx.step(waits)
+    return "done"
+
+
+FLOWS = Flows([three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient])
