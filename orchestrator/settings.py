@@ -24,6 +24,7 @@ from contracts.vault import Vault
 T = TypeVar("T")
 Network = IPv4Network | IPv6Network
 
+LEASE: Final = timedelta(seconds=30)
 LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(minutes=10)
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE
@@ -153,7 +154,7 @@ class Settings(BaseModel):
     """A direct DSN for LISTEN, when the other goes through a pooler. None: the same."""
     secret_key: Annotated[SecretStr | None, read(key_of)] = Field(default=None, alias="WAYPOST_SECRET_KEY")
     flows: Annotated[tuple[str, ...], read(modules_of)] = Field(default=(), alias="WAYPOST_FLOWS")
-    lease: Annotated[timedelta, read(lease_of)] = Field(timedelta(seconds=30), alias="WAYPOST_LEASE")
+    lease: Annotated[timedelta, read(lease_of)] = Field(default=LEASE, alias="WAYPOST_LEASE")
     """How long a worker may be silent before others take its executions over."""
     allow_addresses: Annotated[tuple[Network, ...], read(networks_of)] = Field(
         default=(), alias="WAYPOST_ALLOW_ADDRESSES"

@@ -1,0 +1,193 @@
+"""Where settings become parts. Nothing else makes a pool, a vault, a worker, a relay or a receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from contracts.errors import WaypostError
+from contracts.log import JsonLines
+from contracts.observer import Observer
+from migrations import runner
+from orchestrator.client import Client
+from orchestrator.flows import Flows, load
+from orchestrator.settings import LEASE, Settings, SettingsInvalid
+from orchestrator.store import database
+from orchestrator.store.database import Connection, Pool
+from orchestrator.store.hints import NOTIFY, Hints, running
+from orchestrator.worker import Worker
+from receiver.ingress import Receiver
+from relay.relay import Relay
+from relay.settings import RelaySettings
+
+T = TypeVar("T")
+
+WORKER_CONNECTIONS: Final = 6
+RELAY_CONNECTIONS: Final = 4
+RECEIVER_CONNECTIONS: Final = 4
+
+
+class NotMigrated(WaypostError):
+    """The database has not the tables that this release works with."""
+
+    code = "not-migrated"
+
+    def __init__(self, waiting: Sequence[str]) -> None:
+        super().__init__(
+            f"database: expected all migrations, found {len(waiting)} to apply ({', '.join(waiting)});"
+            " run `waypost migrate`"
+        )
+
+
+def observer(part: str) -> Observer:
+    """Log lines on stderr, under the name of this part."""
+    return JsonLines(sys.stderr.write, part=part, now=lambda: datetime.now(UTC))
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a process's one coroutine, on uvloop where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415  # it is optional
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+@asynccontextmanager
+async def stopping() -> AsyncGenerator[asyncio.Event]:
+    """An event that SIGTERM or SIGINT sets: drain. A second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, ask)
+    try:
+        yield stop
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(sign)
+
+
+@asynccontextmanager
+async def pool(settings: Settings, *, part: str, size: int) -> AsyncGenerator[Pool]:
+    """A pool on a database that was looked at: reachable, safe, migrated. Raises what is wrong with it."""
+    async with connection(settings, part=part) as conn:
+        await database.check_settings(conn)
+    await asyncio.to_thread(check_migrated, settings.dsn())
+    async with database.pool(settings.dsn(), size=size, name=part) as found:
+        yield found
+
+
+@asynccontextmanager
+async def connection(settings: Settings, *, part: str = "cli") -> AsyncGenerator[Connection]:
+    """One connection, in autocommit. Raises psycopg.OperationalError when there is no database."""
+    dsn = settings.dsn()
+    async with await Connection.connect(dsn, **database.connection_arguments(dsn, name=part)) as conn:
+        yield conn
+
+
+def check_migrated(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True, connect_timeout=3) as conn:
+        if waiting := runner.pending(conn):
+            raise NotMigrated([migration.name for migration in waiting])
+
+
+@asynccontextmanager
+async def client(settings: Settings) -> AsyncGenerator[Client]:
+    """What starts, shows and decides, over a connection of its own."""
+    async with connection(settings) as conn, client_over(conn) as found:
+        yield found
+
+
+@asynccontextmanager
+async def client_over(conn: Connection) -> AsyncGenerator[Client]:
+    """A client whose hints have reached the workers when it is left."""
+    given: list[asyncio.Task[None]] = []
+
+    async def notify(topic: str) -> None:
+        await conn.execute(NOTIFY, {"topics": [topic]})
+
+    try:
+        yield Client(conn, hint=lambda topic: given.append(asyncio.create_task(notify(topic))))
+    finally:
+        await asyncio.gather(*given, return_exceptions=True)  # a hint that is lost costs a poll
+
+
+async def worker(settings: Settings, modules: Sequence[str]) -> None:
+    """A worker, until it is asked to stop."""
+    flows = flows_of(settings, modules)
+    async with (
+        stopping() as stop,
+        pool(settings, part="worker", size=WORKER_CONNECTIONS) as found,
+        running(Hints(settings.listen_dsn())) as hints,
+    ):
+        work = Worker(
+            found,
+            flows,
+            dsn=settings.listen_dsn(),
+            hints=hints,
+            lease=settings.lease,
+            source=settings.source,
+            receiver_url=settings.receiver_url,
+            observer=observer("worker"),
+        )
+        await work.run(stop)
+
+
+async def relay(settings: Settings) -> None:
+    """A relay, until it is asked to stop."""
+    async with (
+        stopping() as stop,
+        pool(settings, part="relay", size=RELAY_CONNECTIONS) as found,
+        running(Hints(settings.listen_dsn())) as hints,
+    ):
+        work = Relay(
+            found,
+            vault=settings.vault(),
+            settings=relay_settings(settings),
+            observer=observer("relay"),
+            hint=hints.give,
+            hinted=hints.event("outbox"),
+        )
+        await work.run(stop)
+
+
+def relay_settings(settings: Settings) -> RelaySettings:
+    """A lease below the default asks for quick recovery everywhere: then a claim lasts no longer either."""
+    ours = RelaySettings(allow=settings.allow_addresses)
+    if settings.lease >= LEASE:
+        return ours
+    return RelaySettings(allow=settings.allow_addresses, claim_lease=settings.lease)
+
+
+async def receiver(settings: Settings) -> None:
+    """A receiver, until it is asked to stop."""
+    async with (
+        stopping() as stop,
+        pool(settings, part="receiver", size=RECEIVER_CONNECTIONS) as found,
+        running(Hints(settings.listen_dsn())) as hints,
+    ):
+        work = Receiver(found, vault=settings.vault(), observer=observer("receiver"), hint=hints.give)
+        await work.serve(*settings.receiver_addr, stop)
+
+
+def flows_of(settings: Settings, modules: Sequence[str]) -> Flows:
+    """The flows in `modules`, else in WAYPOST_FLOWS. Raises SettingsInvalid when neither names any."""
+    named = tuple(modules) or settings.flows
+    if not named:
+        raise SettingsInvalid(["WAYPOST_FLOWS: expected modules with flows here or as arguments, found none"])
+    return load(named)

@@ -1,0 +1,86 @@
+"""The command `waypost`: what people and scripts start, ask and decide with.
+
+Errors are one line that names the thing, what was expected and what was found; never a traceback, unless
+WAYPOST_DEBUG is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
+from migrations.runner import MigrationError
+from orchestrator.cli import demo, dev, operations, register, roles
+from orchestrator.cli.arguments import parser
+from orchestrator.cli.output import Exit, note, plain
+from orchestrator.settings import Settings
+
+COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
+    "migrate": roles.migrate,
+    "worker": roles.worker,
+    "relay": roles.relay,
+    "receiver": roles.receiver,
+    "endpoint": register.endpoint,
+    "sender": register.sender,
+    "start": operations.start,
+    "show": operations.show,
+    "list": operations.list_executions,
+    "resume": operations.resume,
+    "resolve": operations.resolve,
+    "demo": demo.run,
+    "dev": dev.run,
+}
+
+
+def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType]  # only real files have it
+    args = parser().parse_args(argv)
+    environment = os.environ if environment is None else environment
+    try:
+        return COMMANDS[args.command](args, Settings.from_environment(environment))
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.ERROR
+    except Exception as error:  # noqa: BLE001  # a person sees one line, whatever it was
+        if environment.get("WAYPOST_DEBUG"):
+            traceback.print_exc()
+        note(f"waypost: {told(error)}")
+        return code_of(error)
+
+
+def code_of(error: Exception) -> Exit:
+    match error:
+        case NotFound():
+            return Exit.NOT_FOUND
+        case Conflict():
+            return Exit.REFUSED
+        case ContractViolation():
+            return Exit.USAGE
+        case _:
+            return Exit.ERROR
+
+
+def told(error: Exception) -> str:
+    """The error in one line."""
+    text = plain(" ".join(str(error).split()))
+    match error:
+        case WaypostError() | MigrationError():
+            return text
+        case psycopg.Error():
+            return f"database: {text or type(error).__name__}"
+        case OSError():
+            return text
+        case _:
+            return f"bug: {type(error).__name__}: {text} (WAYPOST_DEBUG=1 shows where)"

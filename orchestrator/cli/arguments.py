@@ -1,0 +1,165 @@
+"""The words that `waypost` understands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+from contracts.errors import shown
+from orchestrator.cli.output import Exit
+from orchestrator.core.status import Status
+from orchestrator.settings import span
+
+EPILOG = """\
+exit codes:
+  0  ok                          5  refused: the state does not allow it, or the name is taken
+  1  error                       7  timed out waiting
+  2  wrong usage or input        8  finished, but not completed
+  4  not found
+
+The environment says where the database is (WAYPOST_DATABASE_URL) and which key seals secrets
+(WAYPOST_SECRET_KEY); each name may be given as NAME_FILE instead.
+"""
+
+
+def duration(text: str) -> timedelta:
+    try:
+        return span(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def execution(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an execution's id, found {shown(text)}") from None
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="waypost",
+        description="Durable sagas over signed webhooks.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:  # noqa: A002  # argparse's own word
+        return commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+
+    add_roles(command)
+    add_registry(command)
+    add_operations(command)
+    demo = command("demo", "Show it all: start every part and three services, and run four orders.")
+    demo.add_argument("--once", action="store_true", help="end when the orders are over")
+    dev = command("dev", "Run every part on this machine, with a database in the data folder that is kept.")
+    dev.add_argument("modules", nargs="*", metavar="MODULE", help="with flows (else WAYPOST_FLOWS)")
+    return top
+
+
+Command = Callable[[str, str], argparse.ArgumentParser]
+
+
+def add_roles(command: Command) -> None:
+    migrate = command("migrate", "Bring the database's tables up to this release.")
+    either = migrate.add_mutually_exclusive_group()
+    either.add_argument("--check", action="store_true", help="change nothing; exit 1 when anything is to do")
+    either.add_argument("--print-sql", action="store_true", help="print the scripts; needs no database")
+    worker = command("worker", "Run flows. Any number of workers share the work.")
+    worker.add_argument("modules", nargs="*", metavar="MODULE", help="with flows (else WAYPOST_FLOWS)")
+    command("relay", "Send commands to the services. Any number of relays share the work.")
+    command("receiver", "Take replies and events. Any number of receivers share the work.")
+
+
+def add_registry(command: Command) -> None:
+    endpoint = command("endpoint", "Where commands are posted.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    add = endpoint.add_parser("add", help="register one; prints its secret, which is shown only now")
+    add.add_argument("name", metavar="NAME")
+    add.add_argument("url", metavar="URL")
+    add.add_argument("--kind", choices=("command", "event"), default="command")
+    add.add_argument(
+        "--timeout", type=duration, default="15s", help="of one try, answer included (default: 15s)"
+    )
+    add.add_argument(
+        "--replies-from", metavar="SENDER", help="who may answer (default: the sender of this name)"
+    )
+    add_secret_options(add)
+    sender = command("sender", "Who may post to us.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
+    add.add_argument("name", metavar="NAME")
+    add_secret_options(add)
+
+
+def add_secret_options(add: argparse.ArgumentParser) -> None:
+    add.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="use the secret in FILE (- is stdin), given by the other side, instead of a new one",
+    )
+    add_output(add)
+
+
+def add_operations(command: Command) -> None:
+    start = command("start", "Start an execution and print its id.")
+    start.add_argument("flow", metavar="FLOW[@VERSION]")
+    start.add_argument("--input", required=True, metavar="JSON", help="JSON, or @FILE, or - for stdin")
+    start.add_argument("--key", metavar="K", help="a business key: at most one execution of the flow has it")
+    start.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module with flows (else WAYPOST_FLOWS)",
+    )
+    start.add_argument("--wait", action="store_true", help="return when it has finished or is held")
+    start.add_argument("--timeout", type=duration, default="5m", help="of --wait (default: 5m)")
+    add_output(start)
+
+    show = command("show", "Show an execution: where it stands, its journal, its messages and their tries.")
+    show.add_argument("id", type=execution, metavar="ID")
+    add_output(show)
+
+    listing = command("list", "List executions, the newest first.")
+    listing.add_argument("--status", choices=[*STATES])
+    listing.add_argument("--flow", metavar="FLOW")
+    listing.add_argument("--key", metavar="K", help="a business key")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: 50)")
+    add_output(listing, "table", "ids")
+
+    resume = command("resume", "Let a held execution go on where it stopped.")
+    resume.add_argument("id", type=execution, metavar="ID")
+    add_operator(resume)
+
+    resolve = command("resolve", "Decide about a step or an undo that holds its execution.")
+    resolve.add_argument("id", type=execution, metavar="ID")
+    resolve.add_argument("path", metavar="PATH", help="as `show` prints it, such as charge/undo")
+    resolve.add_argument("verdict", choices=("retry", "done", "skip", "not_done"))
+    resolve.add_argument("--value", metavar="JSON", help="with done: what the step returned")
+    add_operator(resolve)
+
+
+STATES = ("ready", "running", "waiting", *(str(status) for status in Status))
+
+
+def add_operator(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--by", required=True, metavar="NAME", help="who decides; the journal keeps it")
+    verb.add_argument("--reason", required=True, metavar="TEXT", help="why; the journal keeps it")
+    add_output(verb)
+
+
+def add_output(verb: argparse.ArgumentParser, *more: str) -> None:
+    shapes = (more[0] if more else "text", "json", *more[1:])
+    verb.add_argument("-o", "--output", choices=shapes, default=shapes[0], help=f"default: {shapes[0]}")
+
+
+def usage(problem: str) -> SystemExit:
+    """For what argparse cannot see: said as it would say it."""
+    parser().exit(Exit.USAGE, f"waypost: error: {problem}\n")

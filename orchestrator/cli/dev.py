@@ -1,0 +1,86 @@
+"""`waypost dev`: every part on this machine, over a data folder that is kept.
+
+The database is the configured one, or a PostgreSQL of our own in the data folder. The relay may call loopback
+addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator import bootstrap
+from orchestrator.cli import local
+from orchestrator.cli.local import Progress
+from orchestrator.cli.output import Exit
+from orchestrator.cli.processes import Children
+from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.settings import Settings
+
+
+def run(args: Namespace, settings: Settings) -> int:
+    modules = tuple(args.modules) or settings.flows
+    bootstrap.flows_of(settings, modules)  # what is wrong with them is told before anything is started
+    asyncio.run(serve(settings, modules))
+    return Exit.OK
+
+
+async def serve(settings: Settings, modules: Sequence[str]) -> None:
+    folder = settings.data_dir.resolve()
+    progress = Progress()
+    async with bootstrap.stopping() as stop, database(settings, folder, progress) as dsn:
+        applied = await asyncio.to_thread(local.migrate, dsn)
+        progress.done("migrate", f"{applied} migrations applied" if applied else "up to date")
+        environment = local.environment_of(settings, folder=folder, dsn=dsn)
+        async with Children(environment=environment, logs=folder / "logs") as children:
+            url = await local.start_receiver(children, settings.receiver_addr)
+            progress.done("receiver", url)
+            await local.start_relay(children)
+            progress.done("relay", "may reach loopback")
+            await local.start_worker(children, "worker", *modules)
+            progress.done("worker", ", ".join(modules))
+            file = folder / "environment"
+            local.write_environment(file, {**children.environment, "WAYPOST_FLOWS": ",".join(modules)})
+            progress.line()
+            progress.line(
+                f"In another terminal:  . {file}   then   waypost endpoint add NAME URL · sender add NAME"
+            )
+            progress.line("                      waypost start FLOW --input JSON · show ID · list")
+            progress.line(f"Logs: {folder / 'logs'}. Ctrl-C stops. The data stays in {folder}.")
+            await until(stop, children)
+
+
+async def until(stop: asyncio.Event, children: Children) -> None:
+    """Wait for `stop`. Raises ProcessEnded when a process ends before."""
+    waits: list[asyncio.Task[Any]] = [
+        asyncio.create_task(stop.wait()),
+        asyncio.create_task(children.watch()),
+    ]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in done:
+            wait.result()
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+@asynccontextmanager
+async def database(settings: Settings, folder: Path, progress: Progress) -> AsyncGenerator[str]:
+    """The DSN of the configured database, or of our own in `folder`."""
+    if settings.database_url is not None:
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        progress.done("postgres", "the one of WAYPOST_DATABASE_URL")
+        yield settings.dsn()
+        return
+    server = EmbeddedPostgres(folder)
+    async with local.embedded(server, keep=True) as dsn:
+        progress.done(
+            "postgres", f"{server.binaries.major}, embedded, 127.0.0.1:{server.port}, data in {folder}"
+        )
+        yield dsn

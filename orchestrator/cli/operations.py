@@ -1,0 +1,225 @@
+"""Starting executions, looking at them, and deciding about those that are held."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from contracts import strict_json
+from contracts.limits import PAYLOAD_BYTES_MAX
+from orchestrator import bootstrap
+from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
+from orchestrator.client import Client, ExecutionView
+from orchestrator.core.status import TERMINAL, Status
+from orchestrator.settings import Settings
+from orchestrator.store.reading import ExecutionRow, FactRow
+from orchestrator.store.tries import TryRow, tries
+
+TENANT: Final = 1
+WORDS_CHARACTERS_MAX: Final = 100  # of a fact's data in a table; `-o json` has all of it
+
+
+def start(args: Namespace, settings: Settings) -> int:
+    return bootstrap.run(start_one(args, settings))
+
+
+async def start_one(args: Namespace, settings: Settings) -> int:
+    name, _, version = args.flow.partition("@")
+    flow = bootstrap.flows_of(settings, args.module).get(name, version or None)
+    given = strict_json.decode(read(args.input), what="--input", bytes_max=PAYLOAD_BYTES_MAX)
+    async with bootstrap.client(settings) as client:
+        started = await client.start(flow, given, key=args.key)
+        if started.outcome == "exists":
+            note(f"Key {plain(args.key)} was started before with this input; this is its execution.")
+        if args.wait:
+            note(f"started {started.execution_id}")
+            return await wait(client, started.execution_id, patience=args.timeout, shape=args.output)
+    say(as_json(asdict(started)) if args.output == "json" else str(started.execution_id))
+    return Exit.OK
+
+
+async def wait(client: Client, execution: UUID, *, patience: timedelta, shape: str) -> int:
+    """Until it is finished, or held: then it waits for a person, and we do not."""
+    began = time.monotonic()
+    try:
+        view = await client.wait(execution, seconds=patience.total_seconds())
+    except TimeoutError:
+        state = (await client.show(execution)).row.state
+        note(f"waypost: {execution} is still {state} after {time.monotonic() - began:.0f} s")
+        return Exit.TIMED_OUT
+    if shape == "json":
+        say(as_json({**asdict(view.row), "output": view.output, "error": view.error}))
+    else:
+        say(f"{view.row.execution_id}  {view.row.state}{because(view)}")
+    return Exit.OK if view.row.status == Status.COMPLETED else Exit.FAILED
+
+
+def read(text: str) -> str | bytes:
+    """JSON as given, or of @FILE, or of stdin (-)."""
+    if text == "-":
+        return sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+    if text.startswith("@"):
+        with Path(text[1:]).open("rb") as file:
+            return file.read(PAYLOAD_BYTES_MAX + 1)
+    return text
+
+
+def show(args: Namespace, settings: Settings) -> int:
+    view, tried = bootstrap.run(look_at(args.id, settings))
+    if args.output == "json":
+        say(as_json(whole(view, tried)))
+    else:
+        say("\n\n".join(described(view, tried)))
+    return Exit.OK
+
+
+async def look_at(execution: UUID, settings: Settings) -> tuple[ExecutionView, list[TryRow]]:
+    async with bootstrap.connection(settings) as conn:
+        view = await Client(conn).show(execution)
+        return view, await tries(conn, view.row.execution_id, tenant=TENANT)
+
+
+def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
+    facts = [{**asdict(fact), "payload": payload_of(fact)} for fact in view.facts]
+    return {
+        **asdict(view.row),
+        "output": view.output,
+        "error": view.error,
+        "held": None if view.held is None else asdict(view.held),
+        "journal": facts,
+        "messages": [asdict(message) for message in view.messages],
+        "tries": [asdict(one) for one in tried],
+    }
+
+
+def described(view: ExecutionView, tried: Iterable[TryRow]) -> Iterable[str]:
+    """The parts of `show`: a head, the journal, the messages."""
+    row, now = view.row, datetime.now(UTC)
+    key = f"  key {plain(row.business_key)}" if row.business_key else ""
+    yield "\n".join(
+        (
+            f"{row.execution_id}  {plain(row.definition)}@{plain(row.version)}{key}",
+            f"{row.state}{' (undoing)' if row.undoing and row.finished_at is None else ''}{because(view)}",
+            f"created {ago(row.created_at, now=now)} ago{progress(row, now)}",
+        )
+    )
+    yield table(
+        ("FACT", "AT", "KIND", "PATH", "BY", "WHAT"),
+        (
+            (it.position, f"{it.at:%H:%M:%S.%f}"[:-3], it.kind, it.path, it.actor, words(it))
+            for it in view.facts
+        ),
+    )
+    if view.messages:
+        answers: dict[str, list[str]] = defaultdict(list)
+        for one in tried:
+            answers[one.message_id].append(str(one.status or one.error_code or one.outcome))
+        yield table(
+            ("MESSAGE", "PATH", "ENDPOINT", "STATE", "TRIES"),
+            (
+                (it.message_id, it.path, it.endpoint, it.state, ", ".join(answers[it.message_id]))
+                for it in view.messages
+            ),
+        )
+
+
+def progress(row: ExecutionRow, now: datetime) -> str:
+    if row.finished_at is not None:
+        return f", finished after {(row.finished_at - row.created_at).total_seconds():.1f} s"
+    return f", next look {ago(row.wake_at, now=now)}" if row.wake_at is not None else ", waits for mail"
+
+
+def payload_of(fact: FactRow) -> Any:
+    return None if fact.payload is None else json.loads(fact.payload)
+
+
+def words(fact: FactRow) -> str:
+    """A fact's data in one line of bounded length."""
+    text = fact.payload or ""
+    return text if len(text) <= WORDS_CHARACTERS_MAX else text[:WORDS_CHARACTERS_MAX] + "…"
+
+
+def because(view: ExecutionView) -> str:
+    """Why it failed, or what it waits for a person with."""
+    if (held := view.held) is not None:
+        parts = [held.code, f"at {held.path}" if held.path else "", held.reason]
+    elif (error := view.error) is not None:
+        parts = [str(error.get("code") or ""), str(error.get("detail") or "")]
+    else:
+        parts = []
+    found = ": ".join(plain(part) for part in parts if part)
+    return f": {found}" if found else ""
+
+
+def list_executions(args: Namespace, settings: Settings) -> int:
+    found = bootstrap.run(listed(args, settings))
+    match args.output:
+        case "json":
+            say(as_json([asdict(row) for row in found]))
+        case "ids":
+            for row in found:
+                say(row.execution_id)
+        case _:
+            say(table(("EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT"), map(cells, found)))
+            needy = sum(row.status == Status.HELD for row in found)
+            note(f"{len(found)} shown{f' · {needy} held, for you to decide' if needy else ''}")
+    return Exit.OK
+
+
+def cells(row: ExecutionRow) -> tuple[object, ...]:
+    now = datetime.now(UTC)
+    undoing = " (undoing)" if row.undoing and row.status not in TERMINAL else ""
+    return (
+        row.execution_id,
+        f"{row.definition}@{row.version}",
+        row.business_key or "",
+        row.state + undoing,
+        ago(row.created_at, now=now),
+        ago(row.wake_at, now=now),
+    )
+
+
+async def listed(args: Namespace, settings: Settings) -> list[ExecutionRow]:
+    async with bootstrap.client(settings) as client:
+        states = [args.status] if args.status else None
+        return await client.list(states=states, flow=args.flow, key=args.key, limit=args.limit)
+
+
+def resume(args: Namespace, settings: Settings) -> int:
+    bootstrap.run(resume_one(args, settings))
+    return decided(args, "goes on where it stopped")
+
+
+async def resume_one(args: Namespace, settings: Settings) -> None:
+    async with bootstrap.client(settings) as client:
+        await client.resume(args.id, by=args.by, reason=args.reason)
+
+
+def resolve(args: Namespace, settings: Settings) -> int:
+    bootstrap.run(resolve_one(args, settings))
+    return decided(args, f"is told {args.verdict} at {plain(args.path)}")
+
+
+async def resolve_one(args: Namespace, settings: Settings) -> None:
+    value = None
+    if args.value is not None:
+        value = strict_json.decode(args.value, what="--value", bytes_max=PAYLOAD_BYTES_MAX)
+    async with bootstrap.client(settings) as client:
+        await client.resolve(args.id, args.path, args.verdict, by=args.by, reason=args.reason, value=value)
+
+
+def decided(args: Namespace, what: str) -> int:
+    if args.output == "json":
+        say(as_json({"execution_id": args.id, "order": args.command}))
+    else:
+        note(f"{args.id} {what}; `waypost show {args.id}` shows what becomes of it.")
+    return Exit.OK

@@ -1,0 +1,166 @@
+"""Processes of our own, for `demo` and `dev`: started, listened to, drained in order, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from contracts.errors import WaypostError
+from orchestrator.cli.output import plain
+
+STOP_SECONDS: Final = 25.0  # for a process to drain; above what relay and receiver take
+LINE_BYTES_MAX: Final = 1 << 20
+LINES_MAX: Final = 200  # of a process, kept in memory; its log file has all
+ROOT: Final = Path(__file__).resolve().parents[2]  # where the packages lie, in a clone and when installed
+PR_SET_PDEATHSIG: Final = 1
+
+
+class ProcessEnded(WaypostError):
+    """A process that should go on has ended; its last line says why."""
+
+    code = "process-ended"
+
+    def __init__(self, name: str, code: int | None, last: str) -> None:
+        super().__init__(f"{name} ended with code {code}: {plain(last) or 'it said nothing'}")
+
+
+class Child:
+    """A process whose every line goes to a log file and to those who wait for it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+        self.lines: deque[str] = deque(maxlen=LINES_MAX)
+        self._heard = asyncio.Event()
+        self._readers = [
+            asyncio.create_task(self._read(stream)) for stream in (process.stdout, process.stderr) if stream
+        ]
+
+    @classmethod
+    async def start(
+        cls, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], logs: Path
+    ) -> Child:
+        """`python -m arguments…`, in a session of its own: Ctrl-C reaches us, and we stop it in order."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+            limit=LINE_BYTES_MAX,
+            preexec_fn=die_with_parent,
+        )
+        return cls(name, process, logs / f"{name}.log")
+
+    async def says(self, pattern: str, *, seconds: float = 30.0) -> re.Match[str]:
+        """The first line that matches. Raises ProcessEnded, TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for line in self.lines:
+                    if found := re.search(pattern, line):
+                        return found
+                if self.process.returncode is not None and all(reader.done() for reader in self._readers):
+                    raise self.ended()
+                self._heard.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._heard.wait(), 0.5)
+
+    def ended(self) -> ProcessEnded:
+        return ProcessEnded(self.name, self.process.returncode, self.lines[-1] if self.lines else "")
+
+    async def kill(self) -> None:
+        """SIGKILL: it gets no chance to do anything."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self._over()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when draining takes too long."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            await asyncio.wait_for(self._over(), STOP_SECONDS)
+        except TimeoutError:
+            await self.kill()
+
+    async def _over(self) -> None:
+        await self.process.wait()
+        await asyncio.gather(*self._readers)
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        with self.log.open("ab") as log:
+            while line := await stream.readline():
+                log.write(line)
+                log.flush()
+                self.lines.append(line.decode("utf-8", "replace").rstrip())
+                self._heard.set()
+        self._heard.set()
+
+
+class Children:
+    """Those that run now. Leaving stops them all, in the reverse order of their start."""
+
+    def __init__(self, *, environment: Mapping[str, str], logs: Path) -> None:
+        self.environment = dict(environment)
+        self.logs = logs
+        self.all: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for child in reversed(self.all):
+            await child.stop()
+
+    async def start(self, name: str, *arguments: str, **environment: str) -> Child:
+        child = await Child.start(
+            name, arguments, environment={**self.environment, **environment}, logs=self.logs
+        )
+        self.all.append(child)
+        return child
+
+    async def kill(self, child: Child) -> None:
+        self.all.remove(child)
+        await child.kill()
+
+    async def watch(self) -> None:
+        """Return never; raise ProcessEnded when one of them ends."""
+        while True:
+            for child in self.all:
+                if child.process.returncode is not None:
+                    raise child.ended()
+            await asyncio.sleep(0.2)
+
+
+def libc_prctl() -> Callable[[int, int], int] | None:
+    """Linux's prctl, looked up before any fork: after one, little may be called."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+
+
+PRCTL: Final = libc_prctl()
+
+
+def die_with_parent() -> None:
+    """In the child, before it becomes another program: drain when our parent dies, however it dies."""
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
