@@ -1,0 +1,362 @@
+"""Each command does what it says, prints data to stdout and the rest to stderr, and ends with a code for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from contracts.signature import Secret
+from orchestrator.cli import COMMANDS
+from tests.cli.conftest import KEY, Run, RunIn, Said
+from tests.cluster import Cluster
+
+ORDER = '{"id": "order-1", "customer": "ada", "total": 4200}'
+
+
+def one_line(said: Said) -> str:
+    assert said.err.endswith("\n")
+    [line] = said.err.splitlines()
+    assert line.isprintable()
+    return line
+
+
+# ---- usage and settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    said = run(command, "--help")
+
+    assert said.code == 0
+    assert f"waypost {command}" in said.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("sing",),
+        ("show", "not-an-id"),
+        ("list", "--status", "asleep"),
+        ("endpoint", "add", "payments"),
+        ("endpoint", "add", "payments", "https://a.example", "--timeout", "soon"),
+        ("resume", str(uuid4())),
+        ("resolve", str(uuid4()), "charge", "maybe", "--by", "ada", "--reason", "x"),
+        ("migrate", "--check", "--print-sql"),
+    ],
+)
+def test_wrong_usage_ends_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    said = run(*arguments)
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err
+
+
+def test_faults_of_the_environment_are_told_at_once_in_one_line(run_in: RunIn) -> None:
+    said = run_in({"WAYPOST_LEASE": "x\x1b[31m", "WAYPOST_SOURCE": "a b"}, "list")
+
+    assert said.code == 1
+    assert "WAYPOST_LEASE" in one_line(said)
+    assert "WAYPOST_SOURCE" in one_line(said)
+
+
+def test_a_missing_database_is_named(run_in: RunIn) -> None:
+    said = run_in({}, "list")
+
+    assert said.code == 1
+    assert "WAYPOST_DATABASE_URL: expected" in one_line(said)
+
+
+def test_a_database_that_is_away_is_one_line_without_the_password(run_in: RunIn) -> None:
+    said = run_in({"WAYPOST_DATABASE_URL": "postgresql://ada:hunter2@127.0.0.1:1/x"}, "list")
+
+    assert said.code == 1
+    assert "database" in one_line(said)
+    assert "hunter2" not in said.err
+
+
+# ---- migrate -----------------------------------------------------------------------------------------------
+
+
+def test_migrate_brings_an_empty_database_up_to_date_once(run_in: RunIn, cluster: Cluster) -> None:
+    name = f"empty_{uuid4().hex}"
+    cluster.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    environment = {"WAYPOST_DATABASE_URL": cluster.dsn(name)}
+
+    before = run_in(environment, "migrate", "--check")
+    first = run_in(environment, "migrate")
+    second = run_in(environment, "migrate")
+    after = run_in(environment, "migrate", "--check")
+
+    cluster.drop(name)
+    assert (before.code, first.code, second.code, after.code) == (1, 0, 0, 0)
+    assert before.out == first.out
+    assert first.out.startswith("0001_")
+    assert (second.out, after.out) == ("", "")
+
+
+def test_the_scripts_can_be_printed_without_a_database(run_in: RunIn) -> None:
+    said = run_in({}, "migrate", "--print-sql")
+
+    assert said.code == 0
+    assert "create table waypost.execution" in said.out
+
+
+# ---- endpoint, sender --------------------------------------------------------------------------------------
+
+
+def test_registering_prints_the_secret_alone_on_stdout(run: Run) -> None:
+    endpoint = run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+    sender = run("sender", "add", "payments")
+
+    assert (endpoint.code, sender.code) == (0, 0)
+    first, second = Secret.parse(endpoint.out), Secret.parse(sender.out)
+    assert first != second
+    assert first.text not in endpoint.err
+
+
+def test_registering_speaks_json(run: Run) -> None:
+    said = run("sender", "add", "payments", "-o", "json")
+
+    assert said.json["name"] == "payments"
+    assert Secret.parse(said.json["secret"])
+
+
+def test_a_secret_of_the_other_side_is_read_from_a_file(run: Run, tmp_path: Path) -> None:
+    theirs = Secret.of(b"t" * 32)
+    (tmp_path / "secret").write_text(theirs.text + "\n")
+
+    said = run("sender", "add", "stripe", "--secret-file", str(tmp_path / "secret"))
+
+    assert said.out == theirs.text + "\n"
+
+
+def test_a_file_that_holds_no_secret_is_not_repeated(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2!")
+
+    said = run("sender", "add", "stripe", "--secret-file", str(tmp_path / "secret"))
+
+    assert said.code == 2
+    assert "hunter2" not in one_line(said)
+
+
+def test_a_name_that_is_taken_is_refused_with_5(run: Run) -> None:
+    run("sender", "add", "payments")
+
+    said = run("sender", "add", "payments")
+
+    assert (said.code, said.out) == (5, "")
+    assert "'payments'" in one_line(said)
+
+
+@pytest.mark.parametrize("url", ["ftp://a.example", "http://10.0.0.1/", "https://u:p@a.example/", "https://"])
+def test_an_address_that_may_not_be_called_is_refused_with_2(run: Run, url: str) -> None:
+    said = run("endpoint", "add", "payments", url)
+
+    assert (said.code, said.out) == (2, "")
+    assert "endpoint 'payments': url: " in one_line(said)
+
+
+def test_secrets_need_the_key(run_in: RunIn, environment: dict[str, str]) -> None:
+    del environment["WAYPOST_SECRET_KEY"]
+
+    said = run_in(environment, "sender", "add", "payments")
+
+    assert said.code == 1
+    assert "WAYPOST_SECRET_KEY" in one_line(said)
+
+
+def test_the_key_may_lie_in_a_file(run_in: RunIn, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    del environment["WAYPOST_SECRET_KEY"]
+
+    said = run_in(
+        {**environment, "WAYPOST_SECRET_KEY_FILE": str(tmp_path / "key")}, "sender", "add", "payments"
+    )
+
+    assert said.code == 0
+
+
+# ---- start, show, list -------------------------------------------------------------------------------------
+
+
+def test_start_prints_the_id_and_show_shows_it(run: Run) -> None:
+    started = run("start", "order", "--input", ORDER, "--key", "order-1")
+    shown = run("show", started.out.strip())
+
+    assert (started.code, shown.code) == (0, 0)
+    assert str(UUID(started.out.strip())) in shown.out
+    assert "order@1  key order-1" in shown.out
+    assert "started" in shown.out
+
+
+def test_the_input_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "order.json").write_text(ORDER)
+
+    said = run("start", "order@1", "--input", f"@{tmp_path / 'order.json'}")
+
+    assert said.code == 0
+
+
+def test_a_key_that_is_started_again_is_the_same_execution(run: Run) -> None:
+    first = run("start", "order", "--input", ORDER, "--key", "order-1", "-o", "json")
+    second = run("start", "order", "--input", ORDER, "--key", "order-1", "-o", "json")
+    other = run("start", "order", "--input", ORDER.replace("4200", "1"), "--key", "order-1")
+
+    assert (first.json["outcome"], second.json["outcome"]) == ("started", "exists")
+    assert first.json["execution_id"] == second.json["execution_id"]
+    assert other.code == 5
+    assert "order-1" in one_line(other)
+
+
+@pytest.mark.parametrize(
+    ("flow", "given", "code", "named"),
+    [
+        ("orders", ORDER, 4, "'orders'"),
+        ("order@9", ORDER, 4, "order@9"),
+        ("order", '{"id": "a"}', 2, "/customer"),
+        ("order", '{"id": "a", "customer": "b", "total": "many"}', 2, "/total"),
+        ("order", "{", 2, "--input"),
+        ("order", '{"id": NaN}', 2, "--input"),
+        ("order", '{"id": 1, "id": 2}', 2, "--input"),
+        ("order", '{"id": "\\u0000"}', 2, "--input"),
+        ("order", '{"id": "\\ud800"}', 2, "--input"),
+        ("order", '{"id": 1e5000}', 2, "--input"),
+        ("order", "[" * 1000 + "]" * 1000, 2, "--input"),
+        ("order", json.dumps({"id": "x" * 300_000, "customer": "", "total": 1}), 2, "--input"),
+        ("order", "@/nowhere", 1, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_started_is_named_and_nothing_is_written(
+    run: Run, flow: str, given: str, code: int, named: str
+) -> None:
+    said = run("start", flow, "--input", given)
+
+    assert (said.code, said.out) == (code, "")
+    assert named in one_line(said)
+    assert len(said.err) < 500
+    assert run("list", "-o", "json").json == []
+
+
+def test_waiting_for_an_execution_that_nobody_runs_times_out_with_7(run: Run) -> None:
+    said = run("start", "order", "--input", ORDER, "--wait", "--timeout", "100ms")
+
+    assert (said.code, said.out) == (7, "")
+    assert "still ready" in said.err
+
+
+def test_an_unknown_execution_is_not_found(run: Run) -> None:
+    unknown = str(uuid4())
+
+    for said in (
+        run("show", unknown),
+        run("resume", unknown, "--by", "ada", "--reason", "x"),
+        run("resolve", unknown, "charge", "done", "--by", "ada", "--reason", "x"),
+    ):
+        assert (said.code, said.out) == (4, "")
+        assert unknown in one_line(said)
+
+
+def test_what_does_not_need_a_decision_is_refused_with_5(run: Run) -> None:
+    execution = run("start", "order", "--input", ORDER).out.strip()
+
+    for said in (
+        run("resume", execution, "--by", "ada", "--reason", "x"),
+        run("resolve", execution, "charge", "done", "--by", "ada", "--reason", "x"),
+    ):
+        assert (said.code, said.out) == (5, "")
+        assert "held" in one_line(said) or "waits" in one_line(said)
+
+
+def test_the_list_is_a_table_or_json_or_ids_the_newest_first(run: Run) -> None:
+    ids = [run("start", "order", "--input", ORDER, "--key", key).out.strip() for key in ("a", "b")]
+
+    table, as_json, only_ids = run("list"), run("list", "-o", "json"), run("list", "-o", "ids")
+
+    assert only_ids.out.split() == ids[::-1]
+    assert [row["execution_id"] for row in as_json.json] == ids[::-1]
+    lines = table.out.splitlines()
+    assert lines[0].split() == ["EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        [ids[1], "order@1", "b", "ready"],
+        [ids[0], "order@1", "a", "ready"],
+    ]
+
+
+def test_the_list_can_be_narrowed(run: Run) -> None:
+    run("start", "order", "--input", ORDER, "--key", "a")
+    run("start", "order", "--input", ORDER, "--key", "b")
+
+    assert len(run("list", "--limit", "1", "-o", "json").json) == 1
+    assert [row["business_key"] for row in run("list", "--key", "a", "-o", "json").json] == ["a"]
+    assert run("list", "--flow", "other", "-o", "json").json == []
+    assert run("list", "--status", "held", "-o", "json").json == []
+    assert len(run("list", "--status", "ready", "-o", "json").json) == 2
+
+
+def test_hostile_data_reaches_no_terminal(run: Run) -> None:
+    hostile = json.dumps({"id": "\u001b[31m\u202e\u009b", "customer": "\n", "total": 1}, ensure_ascii=False)
+    execution = run("start", "order", "--input", hostile.replace("\u001b", "\\u001b")).out.strip()
+
+    for said in (run("show", execution), run("show", execution, "-o", "json"), run("list")):
+        assert said.code == 0
+        assert all(line.isprintable() for line in said.out.splitlines())
+
+
+def test_show_as_json_is_whole(run: Run) -> None:
+    execution = run("start", "order", "--input", ORDER).out.strip()
+
+    shown = run("show", execution, "-o", "json").json
+
+    assert shown["execution_id"] == execution
+    assert [fact["kind"] for fact in shown["journal"]] == ["started"]
+    assert shown["journal"][0]["payload"]["input"]["total"] == 4200
+    assert (shown["messages"], shown["tries"], shown["held"]) == ([], [], None)
+
+
+# ---- flows and databases that cannot be used ---------------------------------------------------------------
+
+
+def test_a_worker_without_flows_says_where_to_name_them(run_in: RunIn, environment: dict[str, str]) -> None:
+    del environment["WAYPOST_FLOWS"]
+
+    said = run_in(environment, "worker")
+
+    assert said.code == 1
+    assert "WAYPOST_FLOWS" in one_line(said)
+
+
+@pytest.mark.parametrize("module", ["no.such.module", "json"])
+def test_a_module_without_flows_is_named(run: Run, module: str) -> None:
+    said = run("worker", module)
+
+    assert said.code == 1
+    assert f"module {module}" in one_line(said)
+
+
+@pytest.mark.parametrize("part", ["worker", "relay", "receiver"])
+def test_no_part_starts_on_a_database_that_may_lose_commits(run: Run, dsn: str, part: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        name = sql.Identifier(conn.info.dbname)
+        conn.execute(sql.SQL("alter database {} set synchronous_commit = off").format(name))
+
+    said = run(part)
+
+    assert said.code == 1
+    assert "synchronous_commit" in one_line(said)
+
+
+@pytest.mark.parametrize("part", ["worker", "relay", "receiver"])
+def test_no_part_starts_on_tables_of_another_release(run: Run, dsn: str, part: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("delete from waypost.migration where number = 2")
+
+    said = run(part)
+
+    assert said.code == 1
+    assert "run `waypost migrate`" in one_line(said)
