@@ -13,9 +13,11 @@ from orchestrator.client import Client
 from orchestrator.flows import Flows
 from orchestrator.store.database import Pool
 from orchestrator.store.hints import Hints, running
-from orchestrator.worker import Worker
+from orchestrator.worker import Worker, WorkerLimits
 from tests.engine.flows import FLOWS
 from tests.moments import Moments
+
+LIMITS = WorkerLimits(drain=timedelta(milliseconds=200), poll=timedelta(milliseconds=100))
 
 Working = Callable[..., AbstractAsyncContextManager[Moments]]
 
@@ -35,7 +37,16 @@ def working(dsn: str, pool: Pool, hints: Hints) -> Working:
         *, forgetful: bool = False, lease: timedelta = timedelta(seconds=10), flows: Flows = FLOWS
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
-        worker = Worker(pool, flows, dsn=dsn, hints=hints, lease=lease, observer=moments, forgetful=forgetful)
+        worker = Worker(
+            pool,
+            flows,
+            dsn=dsn,
+            hints=hints,
+            lease=lease,
+            observer=moments,
+            limits=LIMITS,
+            forgetful=forgetful,
+        )
         task = asyncio.create_task(worker.run(stop))
         try:
             yield moments

@@ -1,0 +1,256 @@
+"""What a worker does when something goes wrong under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from contracts.errors import UnsafeDatabase
+from contracts.outcome import Outcome
+from orchestrator import Context, workflow
+from orchestrator.client import Client
+from orchestrator.engine import committer
+from orchestrator.engine.committer import Committer
+from orchestrator.flows import Flows
+from orchestrator.store import commits, database, executions, workers
+from orchestrator.store.commits import Turn
+from orchestrator.store.database import Connection, Pool
+from orchestrator.store.hints import Hints
+from orchestrator.worker import Worker, WorkerLimits
+from tests.engine.conftest import Working
+from tests.engine.flows import CALLS, FLOWS
+from tests.engine.test_worker import kinds, reply
+from tests.invariants import broken
+from tests.moments import Moments
+from tests.waiting import until
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    CALLS.clear()
+    yield
+
+
+async def dead_worker(conn: Connection, *flows: str) -> str:
+    """A worker that registered, and whose lease ends when the test says so."""
+    me = str(uuid4())
+    await workers.register(conn, me=me, lease=MINUTE, host="gone", definitions=flows)
+    return me
+
+
+async def expire(conn: Connection, me: str) -> None:
+    await conn.execute(
+        "update waypost.worker set lease_until = clock_timestamp() - interval '1 ms' where worker_id = %s",
+        (me,),
+    )
+
+
+def turn_of(claim: executions.Claim, **more: Any) -> Turn:
+    base: dict[str, Any] = {
+        "tenant": claim.tenant, "execution": claim.execution, "fence": claim.fence, "position": claim.position,
+        "epoch": 0, "facts": [], "mail": 0, "orders": 0, "status": "open", "undoing": False, "release": True,
+        "due": None, "guard": False, "asks": False,
+    }  # fmt: skip
+    return Turn(**(base | more))
+
+
+async def test_what_a_dead_worker_owned_is_taken_over_and_goes_on(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    started = await client.start(FLOWS.get("three"), 1)
+    me = await dead_worker(conn)
+    [claim] = await executions.claim(conn, me=me, definitions=[("three", "1")], limit=10)
+    await expire(conn, me)
+
+    async with working():
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert (view.row.status, view.output) == ("completed", 18)
+    assert kinds(view)[:2] == ["started", "orphaned"]
+    assert await commits.commit(conn, [turn_of(claim)], me=me) == {}
+    assert await broken(conn) == []
+
+
+async def test_a_worker_that_slept_through_its_lease_writes_nothing(client: Client, conn: Connection) -> None:
+    await client.start(FLOWS.get("three"), 1)
+    sleeper = await dead_worker(conn)
+    [claim] = await executions.claim(conn, me=sleeper, definitions=[("three", "1")], limit=10)
+    await expire(conn, sleeper)
+    assert await workers.bury(conn) == [sleeper]
+    assert await workers.take_over(conn, limit=10) == [claim.execution]
+
+    assert await commits.commit(conn, [turn_of(claim, status="completed")], me=sleeper) == {}
+
+    [row] = await client.list()
+    assert (row.status, row.fence, row.position, row.owner) == ("open", claim.fence + 1, 2, None)
+    assert await executions.claim(conn, me=sleeper, definitions=[("three", "1")], limit=10) == []
+
+
+async def test_a_buried_worker_cannot_renew(conn: Connection, dsn: str) -> None:
+    me = await dead_worker(conn)
+    with psycopg.connect(dsn, autocommit=True) as other:
+        assert workers.renew(other, me=me, lease=MINUTE)
+        await expire(conn, me)
+
+        assert not workers.renew(other, me=me, lease=MINUTE)
+
+
+async def test_a_reply_that_comes_while_the_timeout_is_being_committed_wins(
+    working: Working, client: Client, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, posted = Committer.submit, asyncio.Event()
+
+    async def late(self: Committer, turn: Turn) -> bool:
+        if turn.guard and not posted.is_set():
+            posted.set()
+            await reply(conn, "charge", Outcome("done", {"charge": "ch"}), execution=UUID(turn.execution))
+        return await submit(self, turn)
+
+    monkeypatch.setattr(Committer, "submit", late)
+    async with working():
+        started = await client.start(FLOWS.get("hurries"), "A")
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert posted.is_set()
+    assert (view.row.status, view.output) == ("completed", "ch")
+    assert await broken(conn) == []
+
+
+@workflow(name="unstorable", version="1")
+async def unstorable(ctx: Context, n: int) -> None:
+    await ctx.call("x" * 200, "a.b", {"n": n})
+
+
+async def test_a_turn_that_the_database_refuses_stands_alone_and_is_held(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    flows = Flows([unstorable, *FLOWS])
+    bad = await client.start(unstorable, 1)
+    good = await client.start_many(FLOWS.get("three"), [(n, None) for n in range(7)])
+
+    async with working(flows=flows) as moments:
+        view = await client.wait(bad.execution_id, seconds=30)
+        others = [await client.wait(one.execution_id, seconds=30) for one in good]
+        await client.resume(bad.execution_id, by="ann", reason="again")
+        await moments.until("execution held", execution=str(bad.execution_id), times=2)
+
+    assert view.held is not None
+    assert (view.row.status, view.held.code) == ("held", "unstorable")
+    assert "keys_are_bounded" in view.held.reason
+    assert {other.row.status for other in others} == {"completed"}
+    assert await broken(conn) == []
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+async def test_a_commit_whose_answer_is_lost_is_looked_up_and_never_repeated_blindly(
+    working: Working, client: Client, conn: Connection, monkeypatch: pytest.MonkeyPatch, took_effect: bool
+) -> None:
+    lost: list[int] = []
+
+    async def answer_lost(conn: Connection, turns: Sequence[Turn], *, me: str) -> dict[str, bool]:
+        if len(lost) < 3:
+            lost.append(len(turns))
+            if took_effect:
+                await commits.commit(conn, turns, me=me)
+            raise psycopg.OperationalError("the connection is gone")
+        return await commits.commit(conn, turns, me=me)
+
+    monkeypatch.setattr(committer, "commit", answer_lost)
+    async with working() as moments:
+        started = await client.start(FLOWS.get("three"), 1)
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert (view.row.status, view.output, len(lost)) == ("completed", 18, 3)
+    assert [call[0] for call in CALLS] == ["triple", "double", "triple"]
+    assert moments.count("commit looked up", committed=int(took_effect)) == 3
+    assert await broken(conn) == []
+
+
+async def test_a_drained_worker_leaves_what_still_runs_to_others(
+    working: Working, client: Client, pool: Pool, hints: Hints, dsn: str
+) -> None:
+    moments, stop = Moments(), asyncio.Event()
+    limits = WorkerLimits(drain=timedelta(milliseconds=50))
+    worker = Worker(pool, FLOWS, dsn=dsn, hints=hints, observer=moments, limits=limits)
+    task = asyncio.create_task(worker.run(stop))
+    started = await client.start(FLOWS.get("patient"), 1)
+
+    async def begun() -> bool:
+        return "asked waits" in kinds(await client.show(started.execution_id))
+
+    await until(begun, what="the step")
+    stop.set()
+    await task
+
+    async with working():
+
+        async def again() -> bool:
+            return CALLS.count(("waits",)) == 2
+
+        await until(again, what="the step's second run")
+        view = await client.show(started.execution_id)
+    assert kinds(view) == ["started", "asked waits", "orphaned"]
+
+
+async def test_a_worker_whose_lease_is_lost_goes_on_as_a_new_one(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working(lease=timedelta(seconds=1)) as moments:
+        await moments.until("worker started")
+        await conn.execute("update waypost.worker set dead_at = clock_timestamp()")
+        await moments.until("worker lost its lease")
+        await moments.until("worker started", times=2)
+
+        started = await client.start(FLOWS.get("three"), 1)
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert view.row.status == "completed"
+
+
+async def test_a_worker_whose_connections_break_goes_on(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working() as moments:
+        await moments.until("worker started")
+        await conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and application_name like 'waypost-%'"
+        )
+        other = Client(conn)
+        started = await other.start(FLOWS.get("three"), 1)
+        view = await other.wait(started.execution_id, seconds=30)
+        moments.all = [moment for moment in moments.all if moment[0] != "worker failed"]
+
+    assert view.row.status == "completed"
+
+
+async def test_a_flow_that_a_worker_does_not_hold_is_left_to_others(working: Working, client: Client) -> None:
+    stranger = await client.start(unstorable, 1)
+
+    async with working():
+        started = await client.start(FLOWS.get("three"), 1)
+        await client.wait(started.execution_id, seconds=30)
+
+    assert (await client.show(stranger.execution_id)).row.fence == 0
+
+
+async def test_an_unsafe_database_is_refused_at_start(hints: Hints, dsn: str, conn: Connection) -> None:
+    name = conninfo_to_dict(dsn)["dbname"]
+    await conn.execute(
+        sql.SQL("alter database {} set synchronous_commit = off").format(sql.Identifier(str(name)))
+    )
+    async with database.pool(dsn, size=2, name="fresh") as fresh:
+        worker = Worker(fresh, FLOWS, dsn=dsn, hints=hints)
+
+        with pytest.raises(UnsafeDatabase, match="synchronous_commit"):
+            await worker.run(asyncio.Event())
