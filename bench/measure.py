@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -63,6 +64,16 @@ def report(count: Count) -> None:
 def reported(output: str) -> Count:
     """What `report` told."""
     return Count(**json.loads(output.splitlines()[-1]))
+
+
+def tune() -> None:
+    """What a server in Python does about its garbage collector, done for every system alike.
+
+    What was imported is left out of it, and it runs each 5,000 new objects instead of each 700.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 50)
 
 
 async def keep_in_flight(plan: Plan, run_one: Callable[[int], Awaitable[None]]) -> Count:

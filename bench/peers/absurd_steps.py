@@ -16,7 +16,7 @@ import psycopg
 import uvloop
 from absurd_sdk import AsyncAbsurd, AsyncTaskContext, ClaimedTask
 
-from bench.measure import Count, Plan, keep_in_flight, plan, report
+from bench.measure import Count, Plan, keep_in_flight, plan, report, tune
 
 QUEUE: Final = "default"
 POLL_SECONDS: Final = 0.01
@@ -100,6 +100,7 @@ def main() -> None:
         conn.execute(
             absurdctl.BUNDLED_SCHEMA_SQL
         )  # what `absurdctl init` applies, which asks for a psql program
+    tune()
     report(uvloop.run(measure(given)))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from dbos import DBOS, DBOSConfig
 
-from bench.measure import Count, Plan, keep_in_flight, plan, report
+from bench.measure import Count, Plan, keep_in_flight, plan, report, tune
 
 THREADS: Final = 6
 POOL: Final = 20  # its default
@@ -112,6 +112,7 @@ def with_threads(plan: Plan) -> Count:
 
 def main() -> None:
     given = plan()
+    tune()
     if given.variant == "threads":
         configure(given.dsn, threads=THREADS, pool=THREADS)
         count = with_threads(given)
