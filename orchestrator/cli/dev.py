@@ -38,7 +38,9 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
         environment = local.environment_of(settings, folder=folder, dsn=dsn)
         async with Children(environment=environment, logs=folder / "logs") as children:
             url = await local.start_receiver(children, settings.receiver_addr)
-            progress.done("receiver", url)
+            port = settings.receiver_addr.port
+            moved = "" if port == 0 or url.endswith(f":{port}") else f" (port {port} is taken)"
+            progress.done("receiver", url + moved)
             await local.start_relay(children)
             progress.done("relay", "may reach loopback")
             await local.start_worker(children, "worker", *modules)

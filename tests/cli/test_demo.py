@@ -1,0 +1,169 @@
+"""`waypost demo` shows four fates and leaves nothing behind; `waypost dev` keeps what it is told."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.cli.processes import ROOT, eventually_gone, running, waypost
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that is not there yet, where an unprivileged server can reach it."""
+    path = Path(tempfile.gettempdir()) / f"waypost-test-{secrets.token_hex(6)}"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def family(pid: int) -> list[int]:
+    """The processes that `pid` started, and theirs."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for thread in threads for child in thread.read_text().split()]
+    return [member for child in children for member in (child, *family(child))]
+
+
+ENDED = {
+    "order-1001": "completed",
+    "order-1002": "compensated",
+    "order-1003": "completed",
+    "order-1004": "completed",
+}
+
+
+def test_the_demo_meets_four_fates_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with running(waypost("demo", "--once"), environment={}, output=tmp_path / "out") as demo:
+        data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
+        demo.until_said(r"worker-2 is started")
+        members = family(demo.process.pid)
+
+        code = demo.process.wait(60)
+
+    assert code == 0, demo.said()
+    assert (
+        dict(re.findall(r"^(order-\d+)  .*?  (completed|compensated)  ", demo.said(), re.MULTILINE)) == ENDED
+    )
+    assert re.search(r"order-1003  create \S+ try 1: 503", demo.said())
+    assert re.search(r"order-1002  charge \S+ refused: declined", demo.said())
+    assert re.search(
+        r"SIGKILL to worker-1[^\n]*\n(.*\n)*.*worker-2 is started\n(.*\n)*.*order-1004  completed",
+        demo.said(),
+    )
+    assert re.search(r"worker [0-9a-f-]{36} was found dead", demo.said())
+    assert len(members) >= 6
+    for pid in members:
+        eventually_gone(pid)
+    assert not Path(data).exists()
+
+
+def test_the_demo_on_a_configured_server_leaves_its_databases_alone(dsn: str, tmp_path: Path) -> None:
+    with running(waypost("demo"), environment={"WAYPOST_DATABASE_URL": dsn}, output=tmp_path / "out") as demo:
+        code = demo.process.wait(60)
+
+    with psycopg.connect(dsn) as conn:
+        [[databases]] = conn.execute(
+            "select count(*) from pg_database where datname ^@ 'waypost_demo_'"
+        ).fetchall()
+        [[executions]] = conn.execute("select count(*) from waypost.execution").fetchall()
+    assert code == 0, demo.said()
+    assert (
+        dict(re.findall(r"^(order-\d+)  .*?  (completed|compensated)  ", demo.said(), re.MULTILINE)) == ENDED
+    )
+    assert (databases, executions) == (0, 0)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: signal.Signals) -> None:
+    with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
+        data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
+        demo.until_said(r"payments +http")
+        members = family(demo.process.pid)
+
+        code = demo.end(sign)
+
+    assert code == 130, demo.said()
+    for pid in members:
+        eventually_gone(pid)
+    assert not Path(data).exists()
+
+
+def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
+    with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
+        data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
+        demo.until_said(r"relay +signs")
+        members = family(demo.process.pid)
+
+        demo.end(signal.SIGKILL)
+
+    assert len(members) >= 6
+    for pid in members:
+        eventually_gone(pid)
+    shutil.rmtree(data)
+
+
+def test_dev_keeps_its_data_and_its_key(folder: Path, tmp_path: Path) -> None:
+    environment = {"WAYPOST_DATA_DIR": str(folder), "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0"}
+    ask = f". {folder}/environment && {' '.join(waypost())}"
+
+    def shell(words: str) -> str:
+        done = subprocess.run(
+            ["sh", "-c", words], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with running(
+        waypost("dev", "examples.shop.flows"), environment=environment, output=tmp_path / "1"
+    ) as dev:
+        dev.until_said("Ctrl-C stops")
+        secret = shell(f"{ask} endpoint add inventory http://127.0.0.1:8090/waypost")
+        started = shell(f"""{ask} start order --input '{{"id": "a", "customer": "b", "total": 1}}'""").strip()
+        first = dev.end(signal.SIGINT)
+    key = (folder / "secret-key").read_text()
+    with running(
+        waypost("dev", "examples.shop.flows"), environment=environment, output=tmp_path / "2"
+    ) as dev:
+        dev.until_said("Ctrl-C stops")
+        shown = shell(f"{ask} show {started}")
+        second = dev.end(signal.SIGTERM)
+
+    assert (first, second) == (0, 0)
+    assert secret.startswith("whsec_")
+    assert started in shown
+    assert (folder / "secret-key").read_text() == key
+    for name in ("secret-key", "environment"):
+        assert (folder / name).stat().st_mode & 0o077 == 0
+
+
+def test_dev_takes_another_port_when_its_own_is_taken_and_says_so(folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {"WAYPOST_DATA_DIR": str(folder), "WAYPOST_RECEIVER_ADDR": f"127.0.0.1:{port}"}
+        command = waypost("dev", "examples.shop.flows")
+        with running(command, environment=environment, output=tmp_path / "out") as dev:
+            found = dev.until_said(r"receiver +http://127\.0\.0\.1:(\d+)(.*)")
+            dev.end()
+
+    assert found[1] != str(port)
+    assert f"port {port} is taken" in found[2]
+
+
+def test_dev_without_flows_starts_nothing(folder: Path, tmp_path: Path) -> None:
+    with running(
+        waypost("dev"), environment={"WAYPOST_DATA_DIR": str(folder)}, output=tmp_path / "out"
+    ) as dev:
+        code = dev.process.wait(60)
+
+    assert code == 1
+    assert "WAYPOST_FLOWS" in dev.said()
+    assert not folder.exists()
