@@ -16,12 +16,12 @@ from uuid import UUID
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def execution_key(execution: UUID, epoch: int, path: str) -> str:
+def execution_key(execution: UUID | str, epoch: int, path: str) -> str:
     """The idempotency key of one business action: `<execution>/<epoch>/<path>`."""
     return f"{execution}/{epoch}/{path}"
 
 
-def message_id(execution: UUID, epoch: int, path: str, *, at: datetime) -> UUID:
+def message_id(execution: UUID | str, epoch: int, path: str, *, at: datetime) -> UUID:
     """The id of the message that `path` sends, `at` being the time that its `asked` fact records."""
     return uuid7(at=at, chance=hashlib.sha256(execution_key(execution, epoch, path).encode()).digest())
 

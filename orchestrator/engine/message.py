@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from contracts import trace
 from contracts.envelope import Envelope, encode_structured
@@ -36,7 +35,7 @@ class Identity:
     """The execution that a message is sent by."""
 
     tenant: int
-    execution: UUID
+    execution: str
     epoch: int
     key: str | None
     traceparent: str | None
@@ -55,7 +54,7 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
         id=str(identity),
         source=f"{wire.source}/executions/{sender.execution}",
         type=action["name"],
-        subject=sender.key or str(sender.execution),
+        subject=sender.key or sender.execution,
         time=instant(fact.at),
         datacontenttype="application/json",
         data=action["data"],
@@ -77,7 +76,7 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
 def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool | int]:
     """The attributes of wire.md beyond CloudEvents' own."""
     found: dict[str, str | bool | int] = {
-        "correlationid": str(sender.execution),
+        "correlationid": sender.execution,
         "idempotencykey": key,
         "traceparent": trace.child(sender.traceparent or "", key),
     }

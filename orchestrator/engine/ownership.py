@@ -86,7 +86,7 @@ class Ownership:
         self.claim = claim
         self._engine = engine
         self._flow = flow
-        self._machine = Machine(flow.program)
+        self._at: Machine | None = None
         self._inputs = Inputs()
         self._work = Work(claim, engine.run_step, arrive=self.wake)
         self._position = claim.position
@@ -108,14 +108,14 @@ class Ownership:
         finally:
             self._work.abandon()
             if not parked:
-                self._machine.evict()
+                self._evict()
 
     async def _own(self, loaded: Loaded, machine: Machine | None) -> bool:
         while True:
             turn = await self._guarded(loaded, machine)
             if turn is not None:
                 return self._park(turn)
-            self._machine.evict()
+            self._evict()
             loaded, machine = await self._engine.reload(self.claim, self._mail_read), None
             self._inputs = Inputs()
             self._work.again()
@@ -135,10 +135,10 @@ class Ownership:
         """Bring the machine to where the journal ends."""
         self._inputs.add(loaded.mail)
         if machine is not None:
-            self._machine = machine
+            self._at = machine
         else:
             journal = loaded.journal or []
-            self._machine = Machine(self._flow.program)
+            self._at = Machine(self._flow.program)
             self._inputs.acted = acted_in(journal)
             self._machine.position = self._position
             stopped = stopped_by(journal)
@@ -155,6 +155,16 @@ class Ownership:
         said = order.read()
         data = {"by": said.get("by"), "reason": said.get("reason"), "mail": order.number, "early": True}
         self._machine.remark("resumed", "", data, order.received_at, actor=f"operator:{said.get('by')}")
+
+    @property
+    def _machine(self) -> Machine:
+        assert self._at is not None, "the machine was let go"
+        return self._at
+
+    def _evict(self) -> None:
+        if self._at is not None:
+            self._at.evict()
+            self._at = None
 
     # ---- turns ---------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
 from contracts.identifiers import message_id
 from orchestrator.core.fact import Fact
@@ -41,7 +40,6 @@ def turn_of(
     `machine` is what said them; None when nothing but what the engine itself says is committed.
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
-    identity = identity_of(claim, machine)
     due = machine.next_due() if machine is not None else None
     return Turn(
         tenant=claim.tenant,
@@ -58,9 +56,9 @@ def turn_of(
         due=now if machine is not None and machine.runnable() else due[0] if due is not None else None,
         guard=inputs.guard,
         asks=any(fact.kind == "asked" for fact in facts),
-        messages=messages_of(facts, identity, wire),
+        messages=messages_of(facts, identity_of(claim, machine), wire),
         taken_back=[
-            (one.position, message_id(identity.execution, identity.epoch, one.path, at=one.asked_at))
+            (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
             for one in taken_back
         ],
     )
@@ -70,7 +68,7 @@ def identity_of(claim: Claim, machine: Machine | None) -> Identity:
     started = machine.started if machine is not None else {}
     return Identity(
         tenant=claim.tenant,
-        execution=UUID(claim.execution),
+        execution=claim.execution,
         epoch=claim.epoch,
         key=started.get("key"),
         traceparent=started.get("traceparent"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, TypeAlias
-from uuid import UUID
 
 from contracts.errors import NotEncodable, TooLarge
 from contracts.identifiers import execution_key
@@ -56,7 +55,7 @@ class Work:
             stored = ask.position <= position
             if ask.path not in self._running and (stored or not (ask.needs_commit or self._told)):
                 path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
-                key = execution_key(UUID(self._claim.execution), self._claim.epoch, path)
+                key = execution_key(self._claim.execution, self._claim.epoch, path)
                 task = self._run(ask, key)
                 self._running[ask.path] = task
                 task.add_done_callback(lambda done, path=ask.path: self._over(path, done))
