@@ -108,11 +108,11 @@ def outcome_text(kind: Kind, data: object, text: str) -> str:
 
 
 def digest_of(envelope: Envelope, text: str) -> bytes:
-    causation = envelope.extensions.get(CAUSATION)
-    absent = envelope.data is ABSENT
-    # Attributes have no control characters, so a line feed tells them apart.
-    signed = f"{envelope.type}\n{envelope.subject}\n{causation}\n{envelope.datacontenttype}\n{absent}\n{text}"
-    return hashlib.sha256(signed.encode()).digest()
+    """Attributes have no control characters and are not empty, so line feeds tell them and their absence apart."""
+    causation = envelope.extensions.get(CAUSATION, "")
+    form = "absent" if envelope.data is ABSENT else "bytes" if isinstance(envelope.data, bytes) else "json"
+    head = f"{envelope.type}\n{envelope.subject or ''}\n{causation}\n{envelope.datacontenttype or ''}\n{form}"
+    return hashlib.sha256(f"{head}\n{text}".encode()).digest()
 
 
 def as_uuid(value: object) -> UUID | None:

@@ -25,8 +25,8 @@ from contracts.observer import Observer, Silent
 from contracts.signature import Secret
 from contracts.vault import Vault
 from receiver.arrivals import Arrival
-from receiver.inbox import Posted, is_transient
-from receiver.intake import Intake
+from receiver.inbox import Posted
+from receiver.intake import Intake, is_away
 from receiver.listener import listen
 from receiver.requests import (
     Proof,
@@ -127,7 +127,7 @@ class Receiver:
         except WaypostError as error:
             return self._refuse(request, refusal_of(error), error)
         except Exception as error:  # noqa: BLE001  # an answer is owed; the observer hears the error
-            refusal = unavailable("database") if is_transient(error) else Refusal(500, "bug")
+            refusal = unavailable("database") if is_away(error) else Refusal(500, "bug")
             return self._refuse(request, refusal, error)
         finally:
             self.at_work -= 1

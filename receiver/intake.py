@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
@@ -23,10 +23,8 @@ from contracts.observer import Observer
 from receiver import inbox
 from receiver.arrivals import Arrival, mail_of
 from receiver.inbox import Connection, MailItem, Posted
+from receiver.senders import CONNECTION_SECONDS
 from receiver.settings import ReceiverSettings
-
-CONNECTION_SECONDS: Final = 2.0
-"""To wait for a connection; a database that is away is then said to be, so that senders come back later."""
 
 
 class Unstorable(ContractViolation):
@@ -158,7 +156,7 @@ class Intake:
             reraise=True,
         ):
             with attempt:
-                async with held as conn:
+                async with asyncio.timeout(self.settings.wait_seconds), held as conn:
                     return await self._store(conn, arrivals)
         raise AssertionError("the last attempt returns or raises")
 
@@ -213,9 +211,12 @@ class Intake:
 
 def failure(error: Exception) -> Exception:
     """What to tell everybody of a batch that failed as a whole."""
-    if inbox.is_transient(error):
-        error = unavailable(error)
-    return error
+    return unavailable(error) if is_away(error) else error
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the database did not answer, or not now: asking again later is right."""
+    return isinstance(error, TimeoutError) or inbox.is_transient(error)
 
 
 def unavailable(cause: Exception | None = None) -> Unavailable:

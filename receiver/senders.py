@@ -17,6 +17,9 @@ from contracts.signature import Secret
 from contracts.vault import Vault, secret_context
 from receiver.settings import ReceiverSettings
 
+CONNECTION_SECONDS: Final = 2.0
+"""To wait for a connection; a database that is away is then said to be, so that senders come back later."""
+
 Connection = psycopg.AsyncConnection[Any]
 Pool = AsyncConnectionPool[Any]
 Name = tuple[str, str]
@@ -111,7 +114,10 @@ class Senders:
             task.exception()  # whoever still waits gets it; it is not to be reported as forgotten
 
     async def _ask(self, name: Name) -> Sender | None:
-        async with self.pool.connection() as conn:
+        async with (
+            asyncio.timeout(self.settings.wait_seconds),
+            self.pool.connection(CONNECTION_SECONDS) as conn,
+        ):
             sender = await read(conn, name, vault=self.vault, observer=self.observer)
         fresh = (
             self.settings.senders_unknown_seconds if sender is None else self.settings.senders_fresh_seconds
