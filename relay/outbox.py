@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 from uuid import UUID
 
+import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
@@ -155,6 +156,7 @@ async def claim(
                 "margin": margin,
                 "now": now,
             },
+            prepare=False,  # a plan that is kept from a moment when the table was empty takes 900 ms, not 4
         )
         return await cursor.fetchall()
 
@@ -195,6 +197,11 @@ async def settle(
             },
         )
         return {(tenant_id, message_id): state async for tenant_id, message_id, state in cursor}
+
+
+def is_bad_data(error: psycopg.Error) -> bool:
+    """Whether what was written is at fault, and not the moment: it would fail again."""
+    return (error.sqlstate or "")[:2] in {"22", "23", "54"}
 
 
 def delay_of(verdict: Verdict) -> timedelta:
@@ -278,7 +285,7 @@ EXPIRE_DUE: Final[LiteralString] = """
 
 async def expire_due(conn: Connection, *, limit: int, now: datetime | None = None) -> int:
     """Stop trying messages whose time is over; how many."""
-    cursor = await conn.execute(EXPIRE_DUE, {"limit": limit, "now": now})
+    cursor = await conn.execute(EXPIRE_DUE, {"limit": limit, "now": now}, prepare=False)  # as in `claim`
     return cursor.rowcount
 
 

@@ -53,7 +53,7 @@ class Relay:
     Moments: relay.started · messages.claimed (count) · message.tried (tenant, message, attempt, endpoint,
     outcome, state, status, error, seconds) · claims.expired (count) · messages.expired (count) ·
     claims.returned (count) · endpoints.paused · endpoints.disabled · endpoint.unusable · secret.unreadable ·
-    deliveries.lost · settlement.failed · send.failed · database.away (part, error) · relay.draining
+    deliveries.lost · settlement.failed · send.failed · database.failed (part, error) · relay.draining
     (in_flight) · relay.stopped
     """
 
@@ -129,8 +129,8 @@ class Relay:
             self._hinted.clear()
             try:
                 claimed = await self._claim(limit)
-            except psycopg.OperationalError as error:
-                self._observer.saw("database.away", part="claim", error=type(error).__name__)
+            except psycopg.Error as error:
+                self._observer.saw("database.failed", part="claim", error=type(error).__name__)
                 await patience.pause(stop)
                 continue
             patience.reset()
@@ -167,7 +167,7 @@ class Relay:
                     )
                     keys = {message.endpoint_key for message in messages}
                     targets = await self._endpoints.look_up(conn, keys, now=now)
-            except psycopg.OperationalError:
+            except psycopg.Error:
                 self._doubtful.append(token)  # the commit may have come through and only its answer been lost
                 raise
         if messages:
@@ -212,8 +212,8 @@ class Relay:
         while not stop.is_set():
             try:
                 more = await self._sweep()
-            except psycopg.OperationalError as error:
-                self._observer.saw("database.away", part="sweep", error=type(error).__name__)
+            except psycopg.Error as error:
+                self._observer.saw("database.failed", part="sweep", error=type(error).__name__)
                 await patience.pause(stop)
                 continue
             patience.reset()

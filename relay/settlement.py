@@ -62,8 +62,8 @@ class Settlement:
             batch = self._waiting[: self._settings.settle_batch]
             try:
                 await self.settle(batch)
-            except psycopg.OperationalError as error:
-                self._observer.saw("database.away", part="settlement", error=type(error).__name__)
+            except psycopg.Error as error:
+                self._observer.saw("database.failed", part="settlement", error=type(error).__name__)
                 await patience.pause()
                 continue
             patience.reset()
@@ -84,7 +84,7 @@ class Settlement:
     async def settle(self, batch: Sequence[Result], *, now: datetime | None = None) -> None:
         """Write one batch: first what matters, then what is only worth reading.
 
-        Raises psycopg.OperationalError when the database is away or has no time; then nothing is known to be
+        Raises psycopg.Error when the database is away or has no time; then nothing is known to be
         written, and doing it again is harmless: a result that was written no longer matches its claim.
         """
         async with self._pool.connection() as conn:
@@ -103,18 +103,21 @@ class Settlement:
         """
         try:
             return await outbox.settle(conn, batch, now=now)
-        except psycopg.OperationalError:
-            raise
         except psycopg.Error as error:
+            if not outbox.is_bad_data(error):
+                raise
             if len(batch) == 1:
+                message = batch[0].message
                 self._observer.saw(
-                    "settlement.failed", message=batch[0].message.message_id, error=type(error).__name__
+                    "settlement.failed",
+                    tenant=message.tenant_id,
+                    message=message.message_id,
+                    error=type(error).__name__,
                 )
                 return {}
             half = len(batch) // 2
-            return await self._write(conn, batch[:half], now=now) | await self._write(
-                conn, batch[half:], now=now
-            )
+            first = await self._write(conn, batch[:half], now=now)
+            return first | await self._write(conn, batch[half:], now=now)
 
     def _tell(self, batch: Sequence[Result], states: dict[tuple[int, Any], str]) -> None:
         for result in batch:

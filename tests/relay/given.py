@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from aiohttp.abc import AbstractResolver, ResolveResult
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from contracts.signature import Secret
 from contracts.vault import Vault, secret_context
@@ -19,12 +19,14 @@ from relay.settings import RelaySettings
 
 Connection = AsyncConnection[Any]
 
-NOON: Final = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
+NOON: Final = datetime(2020, 6, 1, 12, 0, tzinfo=UTC)  # past, so that a relay at work finds it due
+NEVER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 VAULT: Final = Vault(bytes(range(32)))
 SECRET: Final = Secret.of(b"a secret of twenty-four bytes, and more")
 LOOPBACK: Final = ip_network("127.0.0.0/8")
 HERE: Final = RelaySettings(allow=(LOOPBACK,))
 
+TOKEN: Final = UUID(int=7)
 PATIENCE: Final = 30.0  # seconds that something may take at most before a test gives up
 
 
@@ -61,7 +63,7 @@ async def message(
     *,
     endpoint: str = "payments",
     at: datetime = NOON,
-    expires_at: datetime | None = NOON + timedelta(days=1),
+    expires_at: datetime | None = NEVER,
     at_most_once: bool = False,
     body: bytes | None = None,
 ) -> UUID:
@@ -168,6 +170,30 @@ async def deliveries(conn: Connection, message_id: UUID) -> list[tuple[Any, ...]
         (message_id,),
     )
     return await cursor.fetchall()
+
+
+class Administrator:
+    """Takes a database away from everybody, and gives it back."""
+
+    def __init__(self, dsn: str, database: str) -> None:
+        self._dsn = dsn
+        self._database = sql.Identifier(database)
+        self._name = database
+
+    async def close_database(self) -> None:
+        await self._run(sql.SQL("alter database {} with allow_connections false").format(self._database))
+        await self._run(
+            sql.SQL("select pg_terminate_backend(pid) from pg_stat_activity where datname = {}").format(
+                sql.Literal(self._name)
+            )
+        )
+
+    async def open_database(self) -> None:
+        await self._run(sql.SQL("alter database {} with allow_connections true").format(self._database))
+
+    async def _run(self, statement: sql.Composed) -> None:
+        async with await AsyncConnection.connect(self._dsn, autocommit=True) as conn:
+            await conn.execute(statement)
 
 
 class Watcher:

@@ -89,7 +89,7 @@ def test_a_command_is_tried_after_1_2_5_10_30_seconds_and_then_each_minute() -> 
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_no_answer_is_tried_again_and_remembers_whether_it_was_reached(reached: bool) -> None:  # noqa: FBT001  # a case
+def test_no_answer_is_tried_again_and_remembers_whether_it_was_reached(*, reached: bool) -> None:
     answer = Answer(error_code="timeout", reached=reached)
 
     assert judge(answer, attempt=2, endpoint="payments") == Retry(timedelta(seconds=2), reached=reached)

@@ -439,10 +439,10 @@ def test_tls_is_verified_and_not_old() -> None:
         ("120", timedelta(minutes=2)),
         (" 7 ", timedelta(seconds=7)),
         ("1.2", timedelta(seconds=2)),
-        ("Mon, 30 Nov 2026 12:00:30 GMT", timedelta(seconds=30)),
-        ("Monday, 30-Nov-26 12:00:30 GMT", timedelta(seconds=30)),
-        ("Mon Nov 30 12:00:30 2026", timedelta(seconds=30)),
-        ("Mon, 30 Nov 2026 11:00:00 GMT", timedelta(0)),
+        ("Mon, 01 Jun 2020 12:00:30 GMT", timedelta(seconds=30)),
+        ("Monday, 01-Jun-20 12:00:30 GMT", timedelta(seconds=30)),
+        ("Mon Jun  1 12:00:30 2020", timedelta(seconds=30)),
+        ("Mon, 01 Jun 2020 11:00:00 GMT", timedelta(0)),
         ("", None),
         ("-5", None),
         ("+5", None),
@@ -450,8 +450,8 @@ def test_tls_is_verified_and_not_old() -> None:
         ("1e9", None),
         ("９", None),  # noqa: RUF001  # a full-width digit is no digit
         ("9" * 400, None),
-        ("Mon, 99 Nov 2026 12:00:30 GMT", None),
-        ("Mon, 30 Nov 2026 12:00:30 +99999999", None),
+        ("Mon, 99 Jun 2020 12:00:30 GMT", None),
+        ("Mon, 01 Jun 2020 12:00:30 +99999999", None),
     ],
 )
 def test_retry_after_is_read_in_all_forms_of_http(text: str, wanted: timedelta | None) -> None:
@@ -474,7 +474,7 @@ async def test_an_answer_never_holds_what_the_peer_wrote_as_its_error(wire: Wire
 
 async def test_many_tries_run_side_by_side(wire: Wire) -> None:
     """The client has no queue of its own: a try that waited there would lose its deadline."""
-    together = asyncio.Barrier(150)
+    together = asyncio.Barrier(80)
 
     async def behave(exchange: Exchange) -> None:
         await exchange.read()
@@ -482,6 +482,6 @@ async def test_many_tries_run_side_by_side(wire: Wire) -> None:
         await exchange.write(b"HTTP/1.1 204 OK\r\n\r\n")
 
     async with hostile(behave) as server:
-        got = await asyncio.gather(*(wire.send(command(), to(server.url), now=NOON) for _ in range(150)))
+        got = await asyncio.gather(*(wire.send(command(), to(server.url), now=NOON) for _ in range(80)))
 
         assert {answer.status for answer in got} == {204}
