@@ -12,9 +12,10 @@ from typing import Protocol
 class Observer(Protocol):
     """Hears moments. Must not raise and must not block; it is called inside the event loop.
 
-    receiver:  receiver.started (host, port) · event.stored (tenant, sender, answer) · event.duplicate ·
-               event.conflict · request.refused (status, reason, tenant, sender) · post.failed (attempt,
-               error) · post.batch (size) · receiver.draining · receiver.stopped
+    receiver:  receiver.started (host, port) · post.batch (size, stored) · event.duplicate (tenant, sender) ·
+               event.conflict · event.unstorable (error) · request.refused (status, reason, path, error) ·
+               connection.refused · post.failed (error) · secret.unreadable (error) · receiver.draining ·
+               receiver.gave_up (at_work) · receiver.stopped
     """
 
     def saw(self, moment: str, /, **fields: object) -> None: ...

@@ -141,9 +141,8 @@ class Receiver:
         sender = await self._authenticate(name, proof, body)
         arrival = Arrival.of(sender, proof.message_id, decode_structured(body), body)
         posted = await self.intake.take(arrival)
-        self.observer.saw(
-            f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name, answer=posted.answer
-        )
+        if posted.outcome != "stored":
+            self.observer.saw(f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name)
         if posted.outcome == "conflict":
             raise Refusal(409, "conflict")
         return posted
@@ -177,7 +176,8 @@ class Receiver:
     def _refuse(
         self, request: web.BaseRequest, refusal: Refusal, error: Exception | None = None
     ) -> web.Response:
-        told = {} if error is None else {"error": error}
+        # What callers did wrong is told in a line; what we did wrong, with where it was.
+        told = {} if error is None else {"error": str(error) if isinstance(error, WaypostError) else error}
         where = shown(request.path)
         self.observer.saw("request.refused", status=refusal.status, reason=refusal.reason, path=where, **told)
         response = problem(refusal.status, refusal.headers, attributes=attributes_of(error))

@@ -202,10 +202,9 @@ class Intake:
         return [*await self._split(conn, items[:half]), *await self._split(conn, items[half:])]
 
     def _announce(self, told: Sequence[Posted | Exception | None]) -> None:
-        self.observer.saw("post.batch", size=len(told))
-        if any(
-            isinstance(one, Posted) and one.outcome == "stored" and one.answer != "unmatched" for one in told
-        ):
+        stored = [one for one in told if isinstance(one, Posted) and one.outcome == "stored"]
+        self.observer.saw("post.batch", size=len(told), stored=len(stored))
+        if any(one.answer != "unmatched" for one in stored):
             self.hint("execution")
 
 
