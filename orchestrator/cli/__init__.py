@@ -37,6 +37,9 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "dev": dev.run,
 }
 
+NOT_THERE: Final = frozenset({"42P01", "42883", "42703", "3F000"})
+"""A table, a function, a column or a schema that the database does not have."""
+
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Run one command; the process's exit code."""
@@ -78,6 +81,8 @@ def told(error: Exception) -> str:
     match error:
         case WaypostError() | MigrationError():
             return text
+        case psycopg.Error() if error.sqlstate in NOT_THERE:
+            return f"database: {text}; expected Waypost's tables: run `waypost migrate`"
         case psycopg.Error():
             return f"database: {text or type(error).__name__}"
         case OSError():

@@ -8,7 +8,6 @@ from datetime import timedelta
 from uuid import UUID
 
 from contracts.errors import shown
-from orchestrator.cli.output import Exit
 from orchestrator.core.status import Status
 from orchestrator.settings import span
 
@@ -158,8 +157,3 @@ def add_operator(verb: argparse.ArgumentParser) -> None:
 def add_output(verb: argparse.ArgumentParser, *more: str) -> None:
     shapes = (more[0] if more else "text", "json", *more[1:])
     verb.add_argument("-o", "--output", choices=shapes, default=shapes[0], help=f"default: {shapes[0]}")
-
-
-def usage(problem: str) -> SystemExit:
-    """For what argparse cannot see: said as it would say it."""
-    parser().exit(Exit.USAGE, f"waypost: error: {problem}\n")

@@ -195,7 +195,7 @@ def try_next(children: Children, progress: Progress, folder: Path) -> None:
     local.write_environment(file, {**children.environment, "WAYPOST_FLOWS": FLOWS})
     order = '{"id": "order-2001", "customer": "you", "total": 100, "lines": []}'
     progress.line()
-    progress.line("Everything is still running. In another terminal, in this folder:")
+    progress.line("Everything is still running. In another terminal:")
     progress.line()
     progress.line(f"  . {file}")
     progress.line(f"  waypost start order --input '{order}' --wait")

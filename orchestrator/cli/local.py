@@ -72,8 +72,9 @@ def write_environment(file: Path, environment: Mapping[str, str]) -> None:
     """For other terminals: `. FILE`. It holds the database's password and the key: its owner reads it."""
     file.touch(mode=0o600)
     file.chmod(0o600)
-    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    file.write_text("".join(lines), encoding="utf-8")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    programs = shlex.quote(str(Path(sys.executable).parent))
+    file.write_text("\n".join([*lines, f"export PATH={programs}:$PATH", ""]), encoding="utf-8")
 
 
 @asynccontextmanager

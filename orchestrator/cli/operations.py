@@ -143,9 +143,26 @@ def payload_of(fact: FactRow) -> Any:
 
 
 def words(fact: FactRow) -> str:
-    """A fact's data in one line of bounded length."""
-    text = fact.payload or ""
+    """A fact in one line of bounded length, for people; programs read the payload."""
+    said: dict[str, Any] = payload_of(fact) or {}
+    match fact.kind:
+        case "started":
+            text = briefly(said.get("input"))
+        case "asked":
+            args: dict[str, Any] = said.get("args") or {}
+            to = f" to {args['endpoint']}" if args.get("endpoint") else ""
+            text = f"{args.get('name') or said.get('name')}{to} {briefly(args.get('data'))}"
+        case "finished":
+            text = f"{said.get('kind')} {briefly(said.get('output', said.get('error')))}"
+        case _ if "outcome" in said:
+            text = f"{said['outcome']} {briefly(said.get('value', said.get('error')))}"
+        case _:
+            text = briefly(said)
     return text if len(text) <= WORDS_CHARACTERS_MAX else text[:WORDS_CHARACTERS_MAX] + "…"
+
+
+def briefly(value: Any) -> str:
+    return "" if value is None or value == {} else json.dumps(value, ensure_ascii=False)
 
 
 def because(view: ExecutionView) -> str:

@@ -100,6 +100,17 @@ def test_migrate_brings_an_empty_database_up_to_date_once(run_in: RunIn, cluster
     assert (second.out, after.out) == ("", "")
 
 
+def test_an_empty_database_is_told_from_one_that_is_away(run_in: RunIn, cluster: Cluster) -> None:
+    name = f"empty_{uuid4().hex}"
+    cluster.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+
+    said = run_in({"WAYPOST_DATABASE_URL": cluster.dsn(name)}, "list")
+
+    cluster.drop(name)
+    assert said.code == 1
+    assert "run `waypost migrate`" in one_line(said)
+
+
 def test_the_scripts_can_be_printed_without_a_database(run_in: RunIn) -> None:
     said = run_in({}, "migrate", "--print-sql")
 
