@@ -2,9 +2,10 @@
 --
 -- Waypost in one schema: read this, and you know the system.
 --
--- AN EXECUTION IS AN ACTOR. It has mail that came in, a journal of facts, and messages that go out. Everything
--- outside it (a service's reply, a third party's webhook, a local step's result, an operator's order) reaches it as
--- mail. Everything it does outside leaves as a message. What lies between is a pure function of its journal.
+-- AN EXECUTION IS AN ACTOR. It has mail that came in, a journal of facts, and messages that go out.
+-- Everything outside it (a service's reply, a third party's webhook, a local step's result, an operator's
+-- order) reaches it as mail. Everything it does outside leaves as a message. What lies between is a pure
+-- function of its journal.
 --
 --              event, reply, order                                     signed command
 --                     │                                                      ▲
@@ -13,46 +14,49 @@
 --                     ▲       ▲     (one owner,  (claim, load,     (relay: claim, send, settle)
 --                     └ wait ─┘      one fence)   decide, commit)
 --
--- THE JOURNAL IS THE TRUTH. A fact is never changed. Nothing else remembers what a program did: the program is run
--- again over its journal, and goes on from there. The row in `execution` is the journal's projection, together with
--- the lease and the alarm clock; it is written by the statement that writes the facts, so the two cannot disagree.
+-- THE JOURNAL IS THE TRUTH. A fact is never changed. Nothing else remembers what a program did: the program
+-- is run again over its journal, and goes on from there. The row in `execution` is the journal's projection,
+-- together with the lease and the alarm clock; it is written by the statement that writes the facts, so the
+-- two cannot disagree.
 --
--- ONE WRITER. Only the worker that owns an execution appends to its journal. Two exceptions: a takeover writes its
--- fact under the row's lock with the next fence, and creation writes row and first fact in one statement. The world
--- does not write journals. It writes mail.
+-- ONE WRITER. Only the worker that owns an execution appends to its journal. Two exceptions: a takeover
+-- writes its fact under the row's lock with the next fence, and creation writes row and first fact in one
+-- statement. The world does not write journals. It writes mail.
 --
--- A TURN is claim, load, decide, commit. Due, timed out and mail-has-come are one condition: `wake_at` has passed and
--- nobody owns the row. A commit writes facts, messages, waits, the next `wake_at` and the release in one transaction,
--- and nothing is sent before that transaction has committed.
+-- A TURN is claim, load, decide, commit. Due, timed out and mail-has-come are one condition: `wake_at` has
+-- passed and nobody owns the row. A commit writes facts, messages, waits, the next `wake_at` and the release
+-- in one transaction, and nothing is sent before that transaction has committed.
 --
--- LEASES AND FENCES. A worker renews one row of its own, whatever the number of its executions. `fence` grows with
--- each claim and each takeover; every write of an owner names owner, fence and position, and one that is stale
--- matches nothing. A silent worker is buried first (`dead_at`); then its executions are taken over.
+-- LEASES AND FENCES. A worker renews one row of its own, whatever the number of its executions. `fence` grows
+-- with each claim and each takeover; every write of an owner names owner, fence and position, and one that is
+-- stale matches nothing. A silent worker is buried first (`dead_at`); then its executions are taken over.
 --
--- THE ROW LOCK OF `execution` IS THE ARBITER. Reply against timeout, cancel against complete, stale owner against new
--- one: whoever locks the row first is first, and the other looks again under the lock. Therefore one LOCK ORDER holds
--- in every transaction, each set in one sorted statement:
+-- THE ROW LOCK OF `execution` IS THE ARBITER. Reply against timeout, cancel against complete, stale owner
+-- against new one: whoever locks the row first is first, and the other looks again under the lock. Therefore
+-- one LOCK ORDER holds in every transaction, each set in one sorted statement:
 --
 --     worker row · advisory keys (events, webhook ids) · inbox rows of outside sources · execution rows ·
 --     outbox rows · everything else
 --
--- A lock and the read that it protects are two statements, since each statement has its own snapshot. READ COMMITTED
--- is the only isolation these rules hold in.
+-- A lock and the read that it protects are two statements, since each statement has its own snapshot. READ
+-- COMMITTED is the only isolation these rules hold in.
 --
 -- MAIL IN. `post_mail` is the only door: it dedupes, stores, matches, numbers and wakes, for receiver, relay,
--- orchestrator and applications alike. Mail numbers are given under the row's lock without a gap, so "unread" is a
--- comparison of two counters (`mail_received`, `mail_read`), and a release that looks at them cannot lose a wake-up.
+-- orchestrator and applications alike. Mail numbers are given under the row's lock without a gap, so "unread"
+-- is a comparison of two counters (`mail_received`, `mail_read`), and a release that looks at them cannot
+-- lose a wake-up.
 --
--- OUTBOX OUT. The body is stored once, as it is signed and sent. A claim commits the attempt before the first byte
--- leaves, so that a relay that dies leaves a trace: what may have reached a service is known to be unknown.
+-- OUTBOX OUT. The body is stored once, as it is signed and sent. A claim commits the attempt before the first
+-- byte leaves, so that a relay that dies leaves a trace: what may have reached a service is known to be
+-- unknown.
 --
 -- A CONSTRAINT IS A SENTENCE that holds for every row at every moment, whoever writes it: `claim_is_whole`,
--- `withdrawn_was_not_sent`. A bug that would break one stops at the database. Every key begins with the tenant. Keys
--- of text are compared byte by byte (`collate "C"`) and are bounded, since an index entry is. There is no foreign key
--- onto a row that is updated often: its share locks would make the updates wait.
+-- `withdrawn_was_not_sent`. A bug that would break one stops at the database. Every key begins with the
+-- tenant. Keys of text are compared byte by byte (`collate "C"`) and are bounded, since an index entry is.
+-- There is no foreign key onto a row that is updated often: its share locks would make the updates wait.
 --
--- ONE CLOCK: the database's. Due times are written and compared by it; each statement that depends on time takes an
--- optional `now`, for tests.
+-- ONE CLOCK: the database's. Due times are written and compared by it; each statement that depends on time
+-- takes an optional `now`, for tests.
 
 
 -- One row per tenant. 1 is whoever does not think about tenants.
@@ -85,11 +89,12 @@ create table waypost.definition (
     constraint state_is_known check (state in ('draft', 'published', 'retired')),
     constraint document_is_present check ((kind = 'document') = (document is not null)),
     constraint sha256_is_whole check (octet_length(sha256) = 32),
-    constraint keys_are_bounded check (octet_length(name) between 1 and 256 and octet_length(version) between 1 and 128)
+    constraint keys_are_bounded check
+        (octet_length(name) between 1 and 256 and octet_length(version) between 1 and 128)
 );
 
--- Executions replay under the definition they began with, so what was published stays as it was. It may be retired,
--- and come back.
+-- Executions replay under the definition they began with, so what was published stays as it was. It may be
+-- retired, and come back.
 create function waypost.published_is_immutable() returns trigger language plpgsql as $$
 begin
     if old.state = 'draft' then
@@ -98,10 +103,11 @@ begin
     if tg_op = 'UPDATE' and new.state <> 'draft'
        and (new.tenant_id, new.name, new.version, new.kind, new.created_at)
            = (old.tenant_id, old.name, old.version, old.kind, old.created_at)
-       and (new.document, new.source, new.sha256) is not distinct from (old.document, old.source, old.sha256) then
+       and (new.document, new.source, new.sha256)
+           is not distinct from (old.document, old.source, old.sha256) then
         return new;
     end if;
-    raise exception 'definition % version % is %: it cannot be changed, only retired; publish another version',
+    raise exception 'definition % version % is %: it cannot be changed, only retired; publish another one',
                     old.name, old.version, old.state
           using errcode = 'restrict_violation';
 end $$;
@@ -111,8 +117,8 @@ create trigger published_is_immutable
        for each row execute function waypost.published_is_immutable();
 
 
--- One row per living worker process, and per dead one whose executions are not all taken over yet. Heartbeats touch
--- this table and no other, so it is padded for updates in place.
+-- One row per living worker process, and per dead one whose executions are not all taken over yet. Heartbeats
+-- touch this table and no other, so it is padded for updates in place.
 create table waypost.worker (
     worker_id   uuid        primary key,
     lease_until timestamptz not null,
@@ -130,16 +136,16 @@ create table waypost.worker (
 );
 
 
--- One row per execution: who it is, what its journal comes to, who owns it and when it wants to move. The row is its
--- own lease and its own timer.
+-- One row per execution: who it is, what its journal comes to, who owns it and when it wants to move. The row
+-- is its own lease and its own timer.
 create table waypost.execution (
     tenant_id       int         not null,
     execution_id    uuid        not null,
     definition      text        collate "C" not null,
     version         text        collate "C" not null default '1',
     business_key    text        collate "C",            -- at most one execution of a definition has it
-    input_digest    bytea,                              -- tells a start that is repeated from one that differs
-    parent          uuid,                               -- the execution that asked for this one, and where it did
+    input_digest    bytea,                              -- tells a repeated start from one that differs
+    parent          uuid,                               -- who asked for this one, and where
     parent_path     text        collate "C",
     root            uuid,                               -- the first of its family; null for the first itself
     status          text        not null default 'open',
@@ -155,7 +161,7 @@ create table waypost.execution (
     mail_read       int         not null default 0,
     orders_received int         not null default 0,     -- the part of the mail that operators sent
     orders_read     int         not null default 0,
-    events_after    bigint      not null,               -- events above this inbox_id came after it was created
+    events_after    bigint      not null,               -- events above this inbox_id came after it
     deadline_at     timestamptz,
     traceparent     text        collate "C",
     attributes      jsonb       not null default '{}',
@@ -170,7 +176,8 @@ create table waypost.execution (
         ((parent is null) = (parent_path is null) and (parent is null) = (root is null)),
     constraint wake_is_finite check (isfinite(wake_at)),
     constraint mail_is_whole check (mail_read between 0 and mail_received),
-    constraint orders_are_whole check (orders_read between 0 and orders_received and orders_received <= mail_received),
+    constraint orders_are_whole check
+        (orders_read between 0 and orders_received and orders_received <= mail_received),
     constraint finished_is_terminal check
         ((finished_at is not null) = (status in ('completed', 'compensated', 'failed', 'cancelled'))),
     constraint finished_rests check (finished_at is null or (owner is null and wake_at is null)),
@@ -261,7 +268,8 @@ create table waypost.outbox (
     constraint state_is_known check (state in
         ('due', 'sending', 'stopping', 'delivered', 'refused', 'expired', 'withdrawn', 'stopped', 'dead')),
     constraint claim_is_whole check
-        ((state in ('sending', 'stopping')) = (token is not null) and (token is null) = (lease_until is null)),
+        ((state in ('sending', 'stopping')) = (token is not null)
+         and (token is null) = (lease_until is null)),
     constraint withdrawn_was_not_sent check (state <> 'withdrawn' or not reached),
     constraint at_most_once_is_tried_once check (not at_most_once or attempts <= 1),
     constraint times_are_finite check (isfinite(due_at) and isfinite(expires_at) and isfinite(lease_until)),
@@ -280,8 +288,8 @@ create table waypost.outbox (
     autovacuum_analyze_threshold = 5000
 );
 
--- Serves the relay's claim: due messages of each endpoint, longest due first. The endpoint comes before the time, so
--- that one which is paused, disabled or busy costs a claim one step, however much waits for it.
+-- Serves the relay's claim: due messages of each endpoint, longest due first. The endpoint comes before the
+-- time, so that one which is paused, disabled or busy costs a claim one step, however much waits for it.
 create index outbox_due on waypost.outbox (tenant_id, endpoint, due_at, message_id)
     where state = 'due';
 
@@ -312,15 +320,17 @@ create table waypost.delivery (
     primary key (tenant_id, message_id, attempt),
     constraint attempt_begins_at_one check (attempt >= 1),
     constraint response_is_bounded check (octet_length(response) <= 16384),
-    constraint keys_are_bounded check (octet_length(outcome) between 1 and 64 and octet_length(error_code) <= 128)
+    constraint keys_are_bounded check
+        (octet_length(outcome) between 1 and 64 and octet_length(error_code) <= 128)
 ) with (
     autovacuum_vacuum_insert_scale_factor = 0.05
 );
 
 
--- One row per thing that reached us, once: (sender, source, event_id) is its identity, and so is a signed webhook id.
--- `answer` is what its first sender was told, and each repetition is told again. The identity must keep `cache 1`:
--- under a key's lock its numbers grow in the order of commits, which is the order in which events are given out.
+-- One row per thing that reached us, once: (sender, source, event_id) is its identity, and so is a signed
+-- webhook id. `answer` is what its first sender was told, and each repetition is told again. The identity
+-- must keep `cache 1`: under a key's lock its numbers grow in the order of commits, which is the order in
+-- which events are given out.
 create table waypost.inbox (
     inbox_id    bigint      generated always as identity (cache 1) primary key,
     tenant_id   int         not null,
@@ -331,7 +341,7 @@ create table waypost.inbox (
     webhook_id  text        collate "C",
     type        text        collate "C",
     key         text        collate "C",
-    digest      bytea       not null,                   -- tells a repetition from a forgery under the same name
+    digest      bytea       not null,                   -- tells a repetition from a forgery
     data        jsonb,
     body        bytea,                                  -- as it came; null for mail from inside
     answer      text        not null,
@@ -362,7 +372,8 @@ create table waypost.inbox (
 create unique index inbox_webhook on waypost.inbox (tenant_id, sender, webhook_id)
     where webhook_id is not null;
 
--- Serves match_waits: an event that came after an execution was created may fill its wait though others have it too.
+-- Serves match_waits: an event that came after an execution was created may fill its wait though others have
+-- it too.
 create index inbox_event on waypost.inbox (tenant_id, type, key, inbox_id)
     where kind = 'event';
 
@@ -398,8 +409,8 @@ create index mail_event on waypost.mail (tenant_id, execution_id, type, key, inb
 create index mail_inbox on waypost.mail (inbox_id);
 
 
--- One row per wait of an execution for an event of a key. It is open until an event fills it; a turn that read the
--- event deletes it.
+-- One row per wait of an execution for an event of a key. It is open until an event fills it; a turn that
+-- read the event deletes it.
 create table waypost.wait (
     tenant_id    int    not null,
     execution_id uuid   not null,
@@ -431,7 +442,7 @@ create table waypost.endpoint (
     url          text        collate "C" not null,
     kind         text        not null default 'command',
     timeout      interval    not null default interval '15 s',   -- of one try, its answer included
-    replies_from text        collate "C",                        -- the sender that may answer; null: of the same name
+    replies_from text        collate "C",                        -- the sender that answers; null: the namesake
     state        text        not null default 'enabled',
     paused_until timestamptz,                                    -- the service asked for patience
     created_at   timestamptz not null default now(),
@@ -464,8 +475,9 @@ create table waypost.sender (
 );
 
 
--- One row per secret that is shared with an endpoint or a sender, sealed; several live side by side while one is
--- being replaced. The key's columns are sealed in with it, so that a row moved to another owner does not open.
+-- One row per secret that is shared with an endpoint or a sender, sealed; several live side by side while one
+-- is being replaced. The key's columns are sealed in with it, so that a row moved to another owner does not
+-- open.
 create table waypost.secret (
     tenant_id  int         not null references waypost.tenant,
     owner_kind text        not null,

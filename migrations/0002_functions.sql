@@ -1,21 +1,22 @@
 -- compatible: no
 --
--- The functions that write for more than one caller. Each keeps the lock order of 0001, takes arrays, and works on
--- the whole set at once. Two things are true of all of them:
+-- The functions that write for more than one caller. Each keeps the lock order of 0001, takes arrays, and
+-- works on the whole set at once. Two things are true of all of them:
 --
--- Each fixes its plans by switching off sequential scans, hash and merge joins. plpgsql keeps a generic plan that it
--- made while the tables were empty; without this, a hundred replies at a time went in at 459/s until something
--- analysed the tables, and with it at 13,592/s.
+-- Each fixes its plans by switching off sequential scans, hash and merge joins. plpgsql keeps a generic plan
+-- that it made while the tables were empty; without this, a hundred replies at a time went in at 459/s until
+-- something analysed the tables, and with it at 13,592/s.
 --
--- A comment `stop: <name>` marks a place between two statements where another transaction may cut in. Tests that
--- try every order of two transactions stop there.
+-- A comment `stop: <name>` marks a place between two statements where another transaction may cut in. Tests
+-- that try every order of two transactions stop there.
 
 
--- What the advisory lock of an event key, or of a webhook id, is taken on. Lengths keep ('a:b', 'c') and ('a', 'b:c')
--- apart; a collision of the hash costs a wait, never an error.
+-- What the advisory lock of an event key, or of a webhook id, is taken on. Lengths keep ('a:b', 'c') and
+-- ('a', 'b:c') apart; a collision of the hash costs a wait, never an error.
 create function waypost.event_key(tenant_id int, type text, key text) returns bigint
 language sql immutable parallel safe
-return hashtextextended(tenant_id || ':' || length(type) || ':' || type || ':' || length(key) || ':' || key, 0);
+return hashtextextended(
+           tenant_id || ':' || length(type) || ':' || type || ':' || length(key) || ':' || key, 0);
 
 
 -- Every event that is stored from now on has a greater inbox_id.
@@ -24,7 +25,8 @@ language sql volatile
 return (select case when is_called then last_value else 0 end from waypost.inbox_inbox_id_seq);
 
 
--- Locks event keys, sorted, until the transaction ends. A statement of its own: what it protects is read after it.
+-- Locks event keys, sorted, until the transaction ends. A statement of its own: what it protects is read
+-- after it.
 create function waypost.lock_keys(p_tenant int[], p_type text[], p_key text[]) returns void
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -58,10 +60,11 @@ end $$;
 --     conflict    it was here before under this id or webhook id, with another digest; nothing is written
 --     stale       it comes from an execution whose journal has no such fact (its writer lost its lease)
 --
--- `p_causation` addresses a reply by the message it answers; `p_execution`, with epoch and path, addresses all other
--- mail; an event is addressed by type and key. `p_from`, its position and its fence name the fact of the execution
--- that the mail comes from, if it comes from one. Raises 25001 outside READ COMMITTED, 42501 for a reserved source
--- that is not ours, and 40001 (to be repeated) when the first of a duplicate was deleted meanwhile.
+-- `p_causation` addresses a reply by the message it answers; `p_execution`, with epoch and path, addresses
+-- all other mail; an event is addressed by type and key. `p_from`, its position and its fence name the fact
+-- of the execution that the mail comes from, if it comes from one. Raises 25001 outside READ COMMITTED, 42501
+-- for a reserved source that is not ours, and 40001 (to be repeated) when the first of a duplicate was
+-- deleted meanwhile.
 create function waypost.post_mail(
     p_tenant int[], p_kind text[], p_sender text[], p_source text[], p_event text[], p_webhook text[],
     p_type text[], p_key text[], p_digest bytea[], p_data jsonb[],
@@ -99,8 +102,8 @@ begin
               using errcode = '42501';
     end if;
 
-    -- 1. Lock event keys and webhook ids, in one sorted list. No order of rows alone would serve both unique keys of
-    --    inbox: crossed ids deadlock without this.
+    -- 1. Lock event keys and webhook ids, in one sorted list. No order of rows alone would serve both unique
+    --    keys of inbox: crossed ids deadlock without this.
     if v_events or array_length(array_remove(p_webhook, null), 1) > 0 then
         perform pg_advisory_xact_lock(s.k)
            from (select waypost.event_key(t.tenant_id, t.type, t.key) as k
@@ -114,22 +117,23 @@ begin
     end if;
     -- stop: keys locked
 
-    -- 2. Store, sorted. Mail from an execution is stored only if that execution's journal has the fact it comes from.
+    -- 2. Store, sorted. Mail from an execution is stored only if that execution's journal has the fact it
+    --    comes from.
     with new as (
         insert into waypost.inbox as i
                (tenant_id, kind, sender, source, event_id, webhook_id, type, key, digest, data, body, answer,
                 shelf_until, received_at)
-        select t.tenant_id, t.kind, t.sender, t.source, t.event_id, t.webhook_id, t.type, t.key, t.digest, t.data,
-               t.body,
+        select t.tenant_id, t.kind, t.sender, t.source, t.event_id, t.webhook_id, t.type, t.key, t.digest,
+               t.data, t.body,
                case when t.kind = 'event' then 'event'
                     when o.message_id is not null or x.execution_id is not null then 'mail'
                     else 'unmatched' end,
                case when t.kind = 'event' then v_now + p_shelf end,
                coalesce(p_now, clock_timestamp())
-          from unnest(p_tenant, p_kind, p_sender, p_source, p_event, p_webhook, p_type, p_key, p_digest, p_data,
-                      p_body, p_causation, p_execution)
-               with ordinality as t(tenant_id, kind, sender, source, event_id, webhook_id, type, key, digest, data,
-                                    body, causation, execution_id, ord)
+          from unnest(p_tenant, p_kind, p_sender, p_source, p_event, p_webhook, p_type, p_key, p_digest,
+                      p_data, p_body, p_causation, p_execution)
+               with ordinality as t(tenant_id, kind, sender, source, event_id, webhook_id, type, key, digest,
+                                    data, body, causation, execution_id, ord)
           left join waypost.outbox o
             on t.kind = 'reply' and o.tenant_id = t.tenant_id and o.message_id = t.causation
           left join waypost.execution x
@@ -154,8 +158,9 @@ begin
     -- 3. Say what each item is. A new snapshot: the first row of a duplicate is seen, whoever committed it.
     select array_agg(a.inbox_id order by a.ord),
            array_agg(a.answer order by a.ord),
-           array_agg(case when a.inbox_id is null then
-                               case when p_from is not null and p_from[a.ord] is not null then 'stale' else 'again' end
+           array_agg(case when a.inbox_id is null and p_from is not null and p_from[a.ord] is not null
+                               then 'stale'
+                          when a.inbox_id is null then 'again'
                           when a.n = 1 and a.inbox_id = any(v_new) then 'stored'
                           when a.same then 'duplicate'
                           else 'conflict' end
@@ -190,8 +195,8 @@ begin
         return;
     end if;
 
-    -- 4. Who gets what. Addresses never change, and the waits of a locked key do not. New events of a key go to each
-    --    execution's open waits, oldest first, one event a wait.
+    -- 4. Who gets what. Addresses never change, and the waits of a locked key do not. New events of a key go
+    --    to each execution's open waits, oldest first, one event a wait.
     select array_agg(a.tenant_id), array_agg(a.execution_id), array_agg(a.inbox_id), array_agg(a.epoch),
            array_agg(a.path), array_agg(a.wait)
       into v_to_tenant, v_to, v_to_inbox, v_to_epoch, v_to_path, v_to_wait
@@ -239,8 +244,8 @@ begin
             for no key update of e;
         -- stop: rows locked
 
-        -- 6. Number the mail, count it, wake its execution. A finished one is counted and never woken; a paused or
-        --    held one is woken by orders only. A reply ends its message: no try follows it.
+        -- 6. Number the mail, count it, wake its execution. A finished one is counted and never woken; a
+        --    paused or held one is woken by orders only. A reply ends its message: no try follows it.
         with m as materialized (
             select t.*, i.kind, i.type, i.key,
                    row_number() over (partition by t.tenant_id, t.execution_id order by t.inbox_id) as n
@@ -270,7 +275,8 @@ begin
         f as (
             update waypost.wait w
                set inbox_id = t.inbox_id
-              from unnest(v_to_tenant, v_to, v_to_wait, v_to_inbox) as t(tenant_id, execution_id, path, inbox_id)
+              from unnest(v_to_tenant, v_to, v_to_wait, v_to_inbox)
+                   as t(tenant_id, execution_id, path, inbox_id)
              where t.path is not null
                and w.tenant_id = t.tenant_id
                and w.execution_id = t.execution_id
@@ -311,8 +317,8 @@ begin
 end $$;
 
 
--- Tells executions what became of their messages, where no reply did. At most once per message: the id says so. The
--- callers hold the rows of all who get it.
+-- Tells executions what became of their messages, where no reply did. At most once per message: the id says
+-- so. The callers hold the rows of all who get it.
 create function waypost.post_settled(
     p_tenant int[], p_message uuid[], p_execution uuid[], p_epoch int[], p_path text[], p_answer jsonb[],
     p_now timestamptz
@@ -333,7 +339,9 @@ begin
                 p_kind      => array_fill('result'::text, array[v_count]),
                 p_sender    => array_fill('waypost'::text, array[v_count]),
                 p_source    => array_fill('waypost:outbox'::text, array[v_count]),
-                p_event     => array(select m || '/settled' from unnest(p_message) with ordinality as s(m, o) order by o),
+                p_event     => array(select m || '/settled'
+                                       from unnest(p_message) with ordinality as s(m, o)
+                                      order by o),
                 p_webhook   => v_none,
                 p_type      => v_none,
                 p_key       => v_none,
@@ -349,8 +357,9 @@ begin
 end $$;
 
 
--- Takes messages back that a program does not want sent any more. Called by a commit, after its own statement: the
--- execution rows are locked, and an item counts only if the commit's fact (position, fence) is there.
+-- Takes messages back that a program does not want sent any more. Called by a commit, after its own
+-- statement: the execution rows are locked, and an item counts only if the commit's fact (position, fence) is
+-- there.
 --
 --     due or expired, never reached   withdrawn   mail: refused, never-sent
 --     due or expired, maybe reached   stopped     mail: unknown, sent
@@ -401,7 +410,8 @@ begin
     )
     select array_agg(s.tenant_id), array_agg(s.message_id), array_agg(s.execution_id), array_agg(s.epoch),
            array_agg(s.path),
-           array_agg(case when s.state = 'withdrawn' then '{"outcome": "refused", "code": "never-sent"}'::jsonb
+           array_agg(case when s.state = 'withdrawn'
+                               then '{"outcome": "refused", "code": "never-sent"}'::jsonb
                           else '{"outcome": "unknown", "code": "sent"}' end)
       into a_tenant, a_message, a_execution, a_epoch, a_path, a_answer
       from s
@@ -414,23 +424,24 @@ begin
 end $$;
 
 
--- Ends tries of a relay. `p_outcome` is delivered, retry (to be due at `p_due`), refused (with `p_answer`), or unknown
--- (tries are at an end); `p_reached` says whether this try may have reached the service. Returns the messages whose
--- claim still had `p_token`; for the others somebody else has ended the try meanwhile, and nothing is written.
+-- Ends tries of a relay. `p_outcome` is delivered, retry (to be due at `p_due`), refused (with `p_answer`),
+-- or unknown (tries are at an end); `p_reached` says whether this try may have reached the service. Returns
+-- the messages whose claim still had `p_token`; for the others somebody else has ended the try meanwhile, and
+-- nothing is written.
 --
 --     sending    a reply came                    delivered
 --                delivered                       delivered
---                refused                         refused     mail: refused if never reached before, else unknown
+--                refused                         refused     mail: refused if not reached before, else unknown
 --                retry, not at most once         due
 --                retry or unknown, maybe there   dead        mail: unknown, sent
 --                retry or unknown, never there   refused     mail: refused, never-sent
 --     stopping   delivered                       delivered   mail: unknown, sent
---                refused                         refused     mail: refused if never reached before, else unknown
+--                refused                         refused     mail: refused if not reached before, else unknown
 --                retry or unknown, maybe there   stopped     mail: unknown, sent
 --                retry or unknown, never there   withdrawn   mail: refused, never-sent
 create function waypost.settle(
-    p_tenant int[], p_message uuid[], p_token uuid[], p_outcome text[], p_reached boolean[], p_due timestamptz[],
-    p_answer jsonb[], p_now timestamptz default null
+    p_tenant int[], p_message uuid[], p_token uuid[], p_outcome text[], p_reached boolean[],
+    p_due timestamptz[], p_answer jsonb[], p_now timestamptz default null
 ) returns table (tenant_id int, message_id uuid, state text)
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -520,9 +531,9 @@ begin
 end $$;
 
 
--- Ends tries whose relay is silent. The message may have reached the service: a keyed one is due again, one that is
--- sent at most once is dead (its execution learns that the outcome is unknown), one that was being taken back is
--- stopped. Returns how many claims ended, at most `p_limit`.
+-- Ends tries whose relay is silent. The message may have reached the service: a keyed one is due again, one
+-- that is sent at most once is dead (its execution learns that the outcome is unknown), one that was being
+-- taken back is stopped. Returns how many claims ended, at most `p_limit`.
 create function waypost.expire_claims(p_limit int, p_now timestamptz default null) returns int
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -580,7 +591,8 @@ begin
                                   when old.replied then 'delivered'
                                   when old.at_most_once then 'dead'
                                   else 'due' end,
-               due_at      = case when old.state = 'sending' and not old.at_most_once then v_now else o.due_at end
+               due_at      = case when old.state = 'sending' and not old.at_most_once then v_now
+                                  else o.due_at end
           from old
          where o.tenant_id = old.tenant_id
            and o.message_id = old.message_id
@@ -603,7 +615,8 @@ begin
 end $$;
 
 
--- Creates executions, each with its row and its first fact in one statement. Item n of the answer speaks of item n:
+-- Creates executions, each with its row and its first fact in one statement. Item n of the answer speaks of
+-- item n:
 --
 --     started    it is new
 --     exists     its business key is taken by an execution with the same input (the answer names it)
@@ -612,8 +625,8 @@ end $$;
 --
 -- `p_started` is the payload of the fact `started`. Ids within one call differ.
 create function waypost.start_executions(
-    p_tenant int[], p_execution uuid[], p_definition text[], p_version text[], p_business text[], p_digest bytea[],
-    p_started jsonb[], p_traceparent text[], p_now timestamptz default null
+    p_tenant int[], p_execution uuid[], p_definition text[], p_version text[], p_business text[],
+    p_digest bytea[], p_started jsonb[], p_traceparent text[], p_now timestamptz default null
 ) returns table (item int, outcome text, execution_id uuid)
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -630,8 +643,8 @@ begin
         select t.tenant_id, t.execution_id, t.definition, t.version, t.business_key, t.digest, v_now, 1,
                waypost.inbox_mark(), t.traceparent, v_now
           from unnest(p_tenant, p_execution, p_definition, p_version, p_business, p_digest, p_traceparent)
-               with ordinality as t(tenant_id, execution_id, definition, version, business_key, digest, traceparent,
-                                    ord)
+               with ordinality as t(tenant_id, execution_id, definition, version, business_key, digest,
+                                    traceparent, ord)
          order by t.tenant_id, t.definition collate "C", t.business_key collate "C", t.execution_id, t.ord
             on conflict do nothing
      returning e.tenant_id, e.execution_id
