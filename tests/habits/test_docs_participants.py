@@ -1,0 +1,169 @@
+"""The page for those who write services: its examples run against what the engine really sends."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+from contracts.envelope import STRUCTURED, decode_structured
+from contracts.signature import Secret, sign, verify
+from orchestrator.core.fact import Fact
+from orchestrator.engine.message import Identity, Wire, message_of
+from receiver.arrivals import Arrival, mail_of
+from receiver.inbox import Asked
+from receiver.senders import Sender
+from tests.habits.documents import blocks, files_in
+
+PAGE: Final = "docs/participants.md"
+COMMANDS: Final = Secret.of(b"c" * 32)
+REPLIES: Final = Secret.of(b"r" * 32)
+EXECUTION: Final = "0199b6a0-0000-7000-8000-000000000001"
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> ModuleType:
+    """The module that the page has by hand."""
+    return loaded(tmp_path, "bank.py")
+
+
+def loaded(folder: Path, name: str) -> ModuleType:
+    path = folder / name
+    path.write_text(files_in(PAGE)[name], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def command(verb: str, data: Any, *, path: str, **more: Any) -> bytes:
+    """A command as the engine makes it."""
+    at = datetime.now(UTC)
+    args = {"do": "call", "endpoint": "payments", "name": verb, "data": data}
+    asked = {
+        "kind": "call",
+        "name": path,
+        "args": args,
+        "due": (at + timedelta(minutes=5)).isoformat(),
+        **more,
+    }
+    sender = Identity(tenant=1, execution=EXECUTION, epoch=0, key="order-1042", traceparent=None)
+    return message_of(
+        Fact(2, "asked", path, asked, at), sender, Wire("/waypost", "https://waypost.example")
+    ).body
+
+
+def undo_of(body: bytes, path: str) -> bytes:
+    event = decode_structured(body)
+    assert event.time is not None
+    more = {"kind": "undo", "name": path, "known": True, "undoes_at": event.time}
+    return command("payment.refund", {"order": "order-1042"}, path=f"{path}/undo", **more)
+
+
+def headers_for(body: bytes) -> dict[str, str]:
+    now, identity = int(datetime.now(UTC).timestamp()), decode_structured(body).id
+    signature = sign([COMMANDS], message_id=identity, timestamp=now, body=body)
+    return {"webhook-id": identity, "webhook-timestamp": str(now), "webhook-signature": signature}
+
+
+class Post:
+    """Takes replies as the receiver does, as far as that needs no database."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.said: list[Any] = []
+
+    def __call__(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        verify(
+            [REPLIES],
+            message_id=headers["webhook-id"],
+            timestamp=headers["webhook-timestamp"],
+            signature=headers["webhook-signature"],
+            body=body,
+            now=int(datetime.now(UTC).timestamp()),
+        )
+        assert url == "https://waypost.example/events/default/payments"
+        assert headers["content-type"] == STRUCTURED
+        event = decode_structured(body)
+        sender = Sender(1, "payments", "enabled", (REPLIES,))
+        asked = Asked(event.type.rpartition(".")[0], "payments")
+        mail = mail_of(Arrival.of(sender, headers["webhook-id"], event, body), asked)
+        assert mail.kind == "reply"
+        self.bodies.append(body)
+        self.said.append(json.loads(mail.data or "null"))
+        return 202
+
+
+def taken(bank: ModuleType, body: bytes, post: Post) -> int:
+    status: int = bank.take(
+        headers_for(body), body, command_secret=COMMANDS.text, reply_secret=REPLIES.text, post=post
+    )
+    return status
+
+
+def test_a_command_looks_as_the_page_shows_it() -> None:
+    [shown_there] = [json.loads(block) for block in blocks(PAGE, "json")]
+
+    made = json.loads(command("payment.charge", {"order": "order-1042", "amount": 4200}, path="charge"))
+
+    assert list(made) == list(shown_there)
+    assert made["idempotencykey"].partition("/")[2] == shown_there["idempotencykey"].partition("/")[2]
+    for constant in ("specversion", "type", "subject", "datacontenttype", "replyto", "data"):
+        assert made[constant] == shown_there[constant]
+
+
+def test_the_service_by_hand_acts_once_and_repeats_its_reply(bank: ModuleType) -> None:
+    charge, post = command("payment.charge", {"order": "order-1042", "amount": 4200}, path="charge"), Post()
+
+    statuses = [taken(bank, charge, post) for _ in range(2)]
+
+    assert statuses == [202, 202]
+    assert post.bodies[0] == post.bodies[1]
+    assert post.said[0] == {"outcome": "done", "value": {"charge": "charge-order-1042"}}
+
+
+def test_the_service_by_hand_undoes_what_it_did_and_never_does_what_was_undone(bank: ModuleType) -> None:
+    done = command("payment.charge", {"order": "order-1042", "amount": 4200}, path="charge")
+    late, post = command("payment.charge", {"order": "order-1042", "amount": 1}, path="charge#2"), Post()
+
+    for body in (done, undo_of(done, "charge"), undo_of(late, "charge#2"), late):
+        assert taken(bank, body, post) == 202
+
+    assert [said["outcome"] for said in post.said] == ["done", "done", "done", "refused"]
+    assert [said["value"] for said in post.said[1:3]] == [{"refunded": True}, {"refunded": False}]
+    assert post.said[3]["error"]["code"] == "undone"
+
+
+def test_the_service_by_hand_refuses_a_forgery_and_says_later_when_no_reply_was_taken(
+    bank: ModuleType,
+) -> None:
+    charge = command("payment.charge", {"order": "order-1042", "amount": 4200}, path="charge")
+
+    def closed(_url: str, _headers: Mapping[str, str], _body: bytes) -> int:
+        return 503
+
+    secrets = {"command_secret": COMMANDS.text, "reply_secret": REPLIES.text}
+
+    assert bank.take(headers_for(charge), charge + b" ", **secrets, post=closed) == 401
+    assert bank.take(headers_for(charge), charge, **secrets, post=closed) == 503
+
+
+def test_the_service_with_the_helper_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAYMENTS_COMMAND_SECRET", COMMANDS.text)
+    monkeypatch.setenv("PAYMENTS_REPLY_SECRET", REPLIES.text)
+
+    payments = loaded(tmp_path, "payments.py").payments
+    request.addfinalizer(payments._memory.close)
+
+    assert sorted(payments._handlers) == ["payment.charge", "payment.refund"]
