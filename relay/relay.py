@@ -49,12 +49,6 @@ class Relay:
     `pool` gives connections in autocommit; three are used at a time. `hint` is called with "execution" when
     mail may have come, and `hinted` is set by whoever knows that a message is due. `clock` gives the time
     that is signed; due times are the database's. `tls` and `resolver` are the wire's.
-
-    Moments: relay.started · messages.claimed (count) · message.tried (tenant, message, attempt, endpoint,
-    outcome, state, status, error, seconds) · claims.expired (count) · messages.expired (count) ·
-    claims.returned (count) · endpoints.paused · endpoints.disabled · endpoint.unusable · secret.unreadable ·
-    deliveries.lost · settlement.failed · send.failed · database.failed (part, error) · relay.draining
-    (in_flight) · relay.stopped
     """
 
     def __init__(

@@ -26,7 +26,6 @@ SECRET: Final = Secret.of(b"a secret of twenty-four bytes, and more")
 LOOPBACK: Final = ip_network("127.0.0.0/8")
 HERE: Final = RelaySettings(allow=(LOOPBACK,))
 
-TOKEN: Final = UUID(int=7)
 PATIENCE: Final = 30.0  # seconds that something may take at most before a test gives up
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
@@ -16,6 +17,8 @@ from standardwebhooks import Webhook
 
 from contracts.signature import Secret
 from contracts.vault import Vault
+from relay import outbox
+from relay.outbox import Message
 from relay.relay import Relay
 from relay.settings import RelaySettings
 from tests.cluster import Cluster
@@ -498,25 +501,32 @@ async def test_results_wait_for_a_database_that_is_away(
         assert await given.deliveries(again, message) == [(1, "delivered", 202, None)]
 
 
-async def test_a_claim_whose_commit_got_no_answer_is_given_back_unsent(conn: Connection, pool: Pool) -> None:
+async def test_a_claim_whose_commit_got_no_answer_is_given_back_unsent(
+    conn: Connection, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watcher = Watcher()
+    claim = outbox.claim
+
+    async def claim_and_lose_the_answer(_conn: Connection, **arguments: Any) -> list[Message]:
+        await claim(conn, **arguments)  # committed by another connection than the one that fails
+        raise psycopg.OperationalError("the connection is lost")
+
     async with hostile(answers(204)) as server:
         await given.endpoint(conn, server.url)
         message = await given.message(conn, await given.execution(conn))
         subject = relay(pool, watcher=watcher)
-        token = given.TOKEN
-        await conn.execute(
-            "update waypost.outbox set state = 'sending', attempts = 1, token = %s, lease_until = %s",
-            (token, NOON + timedelta(hours=1)),
-        )
-        subject._doubtful.append(token)  # pyright: ignore[reportPrivateUsage]  # as the failed commit leaves it
+        with monkeypatch.context() as patch, pytest.raises(psycopg.OperationalError):
+            patch.setattr(outbox, "claim", claim_and_lose_the_answer)
+            await subject.run_once(now=NOON)
+        lost = await given.row(conn, message)
 
         await subject.run_once(now=NOON)
         returned = await given.row(conn, message)
-        await subject.run_once(now=NOON + timedelta(seconds=1))
+        await subject.run_once(now=NOON)
 
+        assert (lost["state"], lost["attempts"]) == ("sending", 1)
         assert (returned["state"], returned["reached"]) == ("due", False)
-        assert (await given.row(conn, message))["state"] == "delivered"
+        assert watcher.named("claims.returned") == [{"count": 1}]
         assert await given.deliveries(conn, message) == [(2, "delivered", 204, None)]
 
 
