@@ -155,6 +155,23 @@ async def test_a_receiver_that_stops_finishes_what_is_at_work_and_takes_no_more(
     assert await one(conn, "select count(*) from waypost.inbox") == 2
 
 
+async def test_a_receiver_that_stops_reads_the_bodies_that_are_on_their_way(
+    pool: Pool, conn: Connection
+) -> None:
+    await add_sender(conn)
+    async with running(pool, conn) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(SENT[:-1])
+        await until(lambda: world.receiver.at_work == 1)
+
+        world.stop.set()
+        await until(lambda: world.receiver.draining)
+        writer.write(SENT[-1:])
+
+        assert (await reader.read()).startswith(b"HTTP/1.1 202")
+        writer.close()
+
+
 async def test_a_receiver_that_cannot_finish_gives_up(pool: Pool, conn: Connection) -> None:
     await add_sender(conn)
     async with running(pool, conn, settings=ReceiverSettings(drain_seconds=0.1)) as world, conn.transaction():
