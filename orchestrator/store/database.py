@@ -24,8 +24,9 @@ CONNECT_MAX_SECONDS: Final = 3
 GET_MAX_SECONDS: Final = 5.0
 IDLE_MAX_SECONDS: Final = 5 * 60.0
 LIFETIME_MAX_SECONDS: Final = 30 * 60.0
-RECONNECT_MAX_SECONDS: Final = 60.0
-"""The longest pause between two tries to connect; psycopg_pool doubles it from 1 s, with jitter."""
+RECONNECT_MAX_SECONDS: Final = 5.0
+"""How long the pool tries again by itself, in pauses that double from 1 s; then whoever next asks for a
+connection begins anew. After 18 s without the server, 60 s here cost 12 s more of outage, and 5 s cost 1 s."""
 
 
 def pool(dsn: str, *, size: int, name: str) -> Pool:
