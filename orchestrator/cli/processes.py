@@ -66,7 +66,7 @@ class Child:
         )
         return cls(name, process, logs / f"{name}.log")
 
-    async def says(self, pattern: str, *, seconds: float = 30.0) -> re.Match[str]:
+    async def says(self, pattern: str, *, seconds: float = 60.0) -> re.Match[str]:
         """The first line that matches. Raises ProcessEnded, TimeoutError."""
         async with asyncio.timeout(seconds):
             while True:

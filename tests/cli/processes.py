@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tests.waiting import until_true
 
 ROOT: Final = Path(__file__).parents[2]
 END_SECONDS: Final = 30.0
+SAY_SECONDS: Final = 90.0  # several processes start one after the other, on a machine that may be busy
 
 
 @dataclass(slots=True)
@@ -33,9 +35,11 @@ class Running:
         def over() -> bool:
             return re.search(pattern, self.said()) is not None or self.process.poll() is not None
 
-        until_true(over, what=f"{pattern} in {self.process.args!r}")
+        deadline = time.monotonic() + SAY_SECONDS
+        while not over() and time.monotonic() < deadline:
+            time.sleep(0.02)
         found = re.search(pattern, self.said())
-        assert found is not None, self.said()
+        assert found is not None, f"waited in vain for {pattern} in: {self.said()}"
         return found
 
     def end(self, sign: signal.Signals = signal.SIGTERM) -> int:

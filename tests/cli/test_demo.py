@@ -17,6 +17,8 @@ import pytest
 
 from tests.cli.processes import ROOT, eventually_gone, running, waypost
 
+pytestmark = pytest.mark.timeout(240)  # each test starts many processes
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -47,7 +49,7 @@ def test_the_demo_meets_four_fates_and_leaves_nothing_behind(tmp_path: Path) -> 
         demo.until_said(r"worker-2 is started")
         members = family(demo.process.pid)
 
-        code = demo.process.wait(60)
+        code = demo.process.wait(120)
 
     assert code == 0, demo.said()
     assert (
@@ -68,7 +70,7 @@ def test_the_demo_meets_four_fates_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 def test_the_demo_on_a_configured_server_leaves_its_databases_alone(dsn: str, tmp_path: Path) -> None:
     with running(waypost("demo"), environment={"WAYPOST_DATABASE_URL": dsn}, output=tmp_path / "out") as demo:
-        code = demo.process.wait(60)
+        code = demo.process.wait(120)
 
     with psycopg.connect(dsn) as conn:
         [[databases]] = conn.execute(
