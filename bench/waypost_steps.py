@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import psycopg
 import uvloop
@@ -16,7 +17,7 @@ from orchestrator.store.database import pool
 from orchestrator.store.hints import Hints, running
 from orchestrator.worker import Worker
 
-CONNECTIONS = 6
+CONNECTIONS: Final = 6
 
 
 class Failed(Exception):
@@ -28,12 +29,13 @@ class Ends:
 
     def __init__(self) -> None:
         self.awaited: dict[str, asyncio.Future[None]] = {}
+        self.unexpected: list[str] = []
 
     def saw(self, moment: str, /, **fields: object) -> None:
         if moment == "execution finished":
             self.of(str(fields["execution"])).set_result(None)
         elif moment not in EXPECTED:
-            raise Failed(f"{moment}: {fields}")
+            self.unexpected.append(f"{moment} {fields}")
 
     def of(self, execution: str) -> asyncio.Future[None]:
         return self.awaited.setdefault(execution, asyncio.get_running_loop().create_future())
@@ -43,7 +45,7 @@ class Ends:
         del self.awaited[execution]
 
 
-EXPECTED = frozenset({"worker started", "worker draining", "worker stopped"})
+EXPECTED: Final = frozenset({"worker started", "worker draining", "worker stopped"})
 
 
 class Starts:
@@ -86,6 +88,8 @@ async def measure(plan: Plan) -> Count:
             starting.cancel()
             stop.set()
             await working
+    if ends.unexpected:
+        raise Failed("; ".join(ends.unexpected[:5]))
     return count
 
 
