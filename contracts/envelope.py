@@ -157,10 +157,10 @@ def extension_problems(event: Mapping[str, Json]) -> Iterator[str]:
 
 def extension_fault(value: Json) -> str | None:
     match value:
-        case bool():
-            return None
         case str():
             return string_fault(value, ATTRIBUTE_BYTES_MAX)
+        case bool():
+            return None
         case int():
             return None if -(2**31) <= value < 2**31 else "an integer of 32 bits"
         case _:

@@ -100,7 +100,7 @@ class Intake:
             writer = asyncio.create_task(self._write())
             self.writers.add(writer)
             writer.add_done_callback(self.writers.discard)
-        too_late = loop.call_later(self.settings.wait_seconds, tell, waiting.told, unavailable())
+        too_late = loop.call_later(self.settings.wait_seconds, give_up, waiting)
         try:
             return await waiting.told
         finally:
@@ -222,6 +222,10 @@ def unavailable(cause: Exception | None = None) -> Unavailable:
     error = Unavailable("the database", retry_after=RETRY_AFTER_SECONDS)
     error.__cause__ = cause
     return error
+
+
+def give_up(waiting: Waiting) -> None:
+    tell(waiting.told, unavailable())
 
 
 def tell(told: asyncio.Future[Posted], answer: Posted | Exception) -> None:

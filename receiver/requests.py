@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import unquote
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -47,12 +48,14 @@ def unavailable(reason: str, retry_after: int = RETRY_AFTER_SECONDS) -> Refusal:
 
 def route(request: web.BaseRequest) -> tuple[str, str]:
     """Tenant and sender of `/events/{tenant}/{sender}`. A query is not signed, so it means nothing."""
-    parts = request.rel_url.parts
-    if len(parts) != 4 or parts[:2] != ("/", "events"):
+    target = request.raw_path
+    path = target.partition("?")[0] if target.startswith("/") else request.rel_url.raw_path
+    parts = path.split("/")
+    if len(parts) != 4 or parts[0] or parts[1] != "events":
         raise Refusal(404, "route")
     if request.method != "POST":
         raise Refusal(405, "method", {"Allow": "POST"})
-    return parts[2], parts[3]
+    return unquote(parts[2]), unquote(parts[3])
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,18 @@ async def test_the_content_type_may_have_parameters_and_any_case(world: World) -
     assert answer.status == 202
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/events/default/payments?token=x",
+        "/events/default/pay%6Dents",
+        "http://receiver.test/events/default/payments",
+    ],
+)
+async def test_a_sender_may_be_named_in_any_form_of_its_path(world: World, path: str) -> None:
+    assert (await world.post(event(), path=path)).status == 202
+
+
 async def test_a_body_that_comes_in_pieces_is_whole(world: World) -> None:
     sent = request(event(data="x" * 100_000))
     reader, writer = await asyncio.open_connection("127.0.0.1", world.port)

@@ -81,6 +81,8 @@ ROUTES: dict[str, tuple[int, bytes]] = {
     ),
     "another path": (404, request(HOSTILE, path="/hostile")),
     "a longer path": (404, request(HOSTILE, path="/events/default/payments/hostile")),
+    "an absolute target": (404, request(HOSTILE, path="http://hostile.test/events/default/hostile")),
+    "a query for a path": (404, request(HOSTILE, path="/events?/default/payments")),
     "dots in the path": (404, request(HOSTILE, path="/events/default/payments/../hostile")),
     "a path that is no path": (404, request(HOSTILE, path="*", method="OPTIONS")),
     "GET": (405, request(b"", method="GET")),
