@@ -25,9 +25,22 @@ Json: TypeAlias = Any
 """None, bool, int, float, str, list of Json, dict of str to Json; `Any`: readers narrow it."""
 
 PLAIN: Final = frozenset({str, int, bool, float, type(None)})
-compact: Final[Callable[[Any], str]] = json.JSONEncoder(
+ENCODER: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
-).encode
+)
+
+
+def compact_encoder() -> Callable[[Any], str]:
+    """`ENCODER.encode`, without making a new C encoder for each call, which costs as much as a small value."""
+    make: Callable[..., Any] | None = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return ENCODER.encode
+    escape = json.encoder.encode_basestring
+    scan = make(None, ENCODER.default, escape, None, ":", ",", False, False, False)
+    return lambda value: "".join(scan(value, 0))
+
+
+compact: Final = compact_encoder()
 
 
 def encode(value: object, *, what: str, bytes_max: int | None = None) -> str:

@@ -31,7 +31,7 @@ from relay.settings import RelaySettings
 
 T = TypeVar("T")
 
-WORKER_CONNECTIONS: Final = 6
+WORKER_CONNECTIONS: Final = 8
 RELAY_CONNECTIONS: Final = 4
 RECEIVER_CONNECTIONS: Final = 4
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from contracts.observer import Observer
 from orchestrator.engine.lease import Lease
 from orchestrator.store.commits import Turn, commit, committed
 from orchestrator.store.database import Connection, Pool, is_bad_data, is_transient
 
-BATCH_MAX: Final = 200
+LANES: Final = 2
+BATCH_MAX: Final = 100
 """Turns in one transaction: beyond it a batch takes longer than it saves."""
 
 BACKOFF_SECONDS_MAX: Final = 2.0
@@ -33,7 +33,11 @@ class BadTurn(Exception):
 
 
 class Committer:
-    """One per worker process. Every turn that is ready while a commit is in flight goes with the next one."""
+    """One per worker process: it gathers the turns that are ready, and LANES connections commit them.
+
+    While one commit is in flight, the next batch gathers; with two lanes, this process works on one batch
+    while the database works on the other. Their turns are disjoint, so they never wait for each other.
+    """
 
     def __init__(
         self,
@@ -44,22 +48,21 @@ class Committer:
         hint: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
-        self._pool = pool
-        self._lease = lease
-        self._observer = observer
+        self.pool = pool
+        self.lease = lease
+        self.observer = observer
         self._hint = hint
         self._wake = wake
         self._waiting: deque[Waiting] = deque()
         self._wanted = asyncio.Event()
-        self._batch: list[Waiting] = []
-        self._unsure = False
+        self._idle = 0
 
     async def submit(self, turn: Turn) -> bool:
         """Commit `turn`; False when its row did not match any more: read again.
 
         Raises LeaseLost when the worker may no longer write, BadTurn when what it says cannot be stored.
         """
-        if not self._lease.holds:
+        if not self.lease.holds:
             raise LeaseLost(turn.execution)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((turn, answer))
@@ -67,75 +70,26 @@ class Committer:
         return await answer
 
     async def run(self) -> None:
-        """Commit until cancelled. A connection that breaks is replaced, and what it left unknown is looked up."""
-        failures = 0
-        while True:
-            try:
-                async with self._pool.connection() as conn:
-                    await self._work(conn)
-            except (psycopg.Error, PoolTimeout, OSError) as error:
-                self._unsure = bool(self._batch)
-                failures += 1
-                self._observer.saw("commit interrupted", error=type(error).__name__, turns=len(self._batch))
-                if not self._lease.holds:
-                    self._give_up()
-                pause = min(BACKOFF_SECONDS_MAX, 0.05 * 2 ** min(failures, 6))
-                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # jitter
-                if not is_transient(error) and not isinstance(error, PoolTimeout | OSError):
-                    self._observer.saw("commit refused", error=str(error).splitlines()[0])
-            else:
-                failures = 0
+        """Commit until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(LANES):
+                group.create_task(Lane(self).run())
 
-    async def _work(self, conn: Connection) -> None:
-        while True:
-            if self._unsure:
-                await self._look_up(conn)
-            if not self._batch:
-                await self._gather()
-            await self._commit(conn, self._batch)
-            self._batch = []
-
-    async def _gather(self) -> None:
-        while not self._waiting:
-            self._wanted.clear()
-            await self._wanted.wait()
-            await asyncio.sleep(0)  # whoever is ready now joins this batch
-        while self._waiting and len(self._batch) < BATCH_MAX:
-            self._batch.append(self._waiting.popleft())
-
-    async def _commit(self, conn: Connection, batch: Sequence[Waiting]) -> None:
+    async def gather(self) -> list[Waiting]:
+        """The share of an idle lane in what waits; it waits until something does."""
+        self._idle += 1
         try:
-            matched = await commit(conn, [turn for turn, _ in batch], me=self._lease.me)
-        except Exception as error:
-            if is_transient(error) or not (
-                is_bad_data(error) or isinstance(error, psycopg.DataError | ValueError)
-            ):
-                raise
-            await self._split(conn, batch, error)
-            return
-        self._answer(batch, matched)
+            while not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+                await asyncio.sleep(0)  # whoever is ready now joins this batch
+            share = -(-len(self._waiting) // self._idle)
+        finally:
+            self._idle -= 1
+        return [self._waiting.popleft() for _ in range(min(share, BATCH_MAX))]
 
-    async def _split(self, conn: Connection, batch: Sequence[Waiting], error: Exception) -> None:
-        """A batch that fails on data is split until the bad turn stands alone; the others commit."""
-        if len(batch) == 1:
-            turn, answer = batch[0]
-            self._observer.saw("turn refused", execution=turn.execution, error=str(error).splitlines()[0])
-            _tell(answer, BadTurn(str(error).splitlines()[0]))
-            return
-        half = len(batch) // 2
-        await self._commit(conn, batch[:half])
-        await self._commit(conn, batch[half:])
-
-    async def _look_up(self, conn: Connection) -> None:
-        """The answer to a COMMIT was lost: what took effect is in the journal, under our fence."""
-        left = [(turn, answer) for turn, answer in self._batch if not answer.done()]
-        found = await committed(conn, [turn for turn, _ in left])
-        self._observer.saw("commit looked up", turns=len(left), committed=len(found))
-        self._answer([(turn, answer) for turn, answer in left if turn.execution in found], found)
-        self._batch = [(turn, answer) for turn, answer in left if turn.execution not in found]
-        self._unsure = False
-
-    def _answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
+    def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
+        """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""
         leaves = False
         for turn, answer in batch:
             ours = turn.execution in matched
@@ -147,11 +101,85 @@ class Committer:
         if any(matched.values()):
             self._wake()
 
-    def _give_up(self) -> None:
-        for turn, answer in [*self._batch, *self._waiting]:
+    def give_up(self, batch: Sequence[Waiting]) -> None:
+        """The lease is lost: nothing of `batch`, nor of what waits, will be committed."""
+        for turn, answer in [*batch, *self._waiting]:
             _tell(answer, LeaseLost(turn.execution))
-        self._batch, self._unsure = [], False
         self._waiting.clear()
+
+
+class Lane:
+    """One connection that commits batch after batch."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._observer = committer.observer
+        self._lease = committer.lease
+        self._batch: list[Waiting] = []
+        self._unsure = False
+
+    async def run(self) -> None:
+        """Commit until cancelled. A connection that breaks is replaced, and what it left unknown is looked up."""
+        failures = 0
+        while True:
+            try:
+                async with self._committer.pool.connection() as conn:
+                    await self._work(conn)
+            except (psycopg.Error, OSError) as error:
+                failures = failures + 1 if self._batch else 1
+                await self._interrupted(error, failures)
+
+    async def _interrupted(self, error: Exception, failures: int) -> None:
+        self._unsure = bool(self._batch)
+        what = "commit interrupted" if is_transient(error) else "commit refused"
+        text = str(error).partition("\n")[0]
+        self._observer.saw(what, error=type(error).__name__, detail=text, turns=len(self._batch))
+        if not self._lease.holds:
+            self._committer.give_up(self._batch)
+            self._batch, self._unsure = [], False
+        pause = min(BACKOFF_SECONDS_MAX, 0.05 * 2 ** min(failures, 6))
+        await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # jitter
+
+    async def _work(self, conn: Connection) -> None:
+        while True:
+            if self._unsure:
+                await self._look_up(conn)
+            if not self._batch:
+                self._batch = await self._committer.gather()
+            await self._commit(conn, self._batch)
+            self._batch = []
+
+    async def _commit(self, conn: Connection, batch: Sequence[Waiting]) -> None:
+        try:
+            matched = await commit(conn, [turn for turn, _ in batch], me=self._lease.me)
+        except Exception as error:
+            bad = is_bad_data(error) or isinstance(error, psycopg.DataError | ValueError)
+            if is_transient(error) or not bad:
+                raise
+            await self._split(conn, batch, error)
+            return
+        self._committer.answer(batch, matched)
+
+    async def _split(self, conn: Connection, batch: Sequence[Waiting], error: Exception) -> None:
+        """A batch that fails on data is split until the bad turn stands alone; the others commit."""
+        if len(batch) == 1:
+            turn, answer = batch[0]
+            text = str(error).partition("\n")[0]
+            self._observer.saw("turn refused", execution=turn.execution, error=text)
+            _tell(answer, BadTurn(text))
+            return
+        half = len(batch) // 2
+        await self._commit(conn, batch[:half])
+        await self._commit(conn, batch[half:])
+
+    async def _look_up(self, conn: Connection) -> None:
+        """The answer to a COMMIT was lost: what took effect is in the journal, under our fence."""
+        left = [(turn, answer) for turn, answer in self._batch if not answer.done()]
+        found = await committed(conn, [turn for turn, _ in left])
+        self._observer.saw("commit looked up", turns=len(left), committed=len(found))
+        self._committer.answer([(turn, answer) for turn, answer in left if turn.execution in found], found)
+        self._batch = [(turn, answer) for turn, answer in left if turn.execution not in found]
+        self._unsure = False
 
 
 def _tell(answer: asyncio.Future[bool], error: Exception) -> None:

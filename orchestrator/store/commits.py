@@ -52,111 +52,50 @@ class Turn:
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
 
 
-LOCK_ROWS: Final[LiteralString] = "select waypost.lock_rows(%(t_tenant)s::int[], %(t_id)s::uuid[])"
-
 COMMIT: Final[LiteralString] = """
-      with t as materialized (
-             select *
-               from unnest(%(t_tenant)s::int[], %(t_id)s::uuid[], %(t_fence)s::bigint[], %(t_pos)s::bigint[],
-                           %(t_facts)s::int[], %(t_mail)s::int[], %(t_orders)s::int[], %(t_status)s::text[],
-                           %(t_epoch)s::int[], %(t_undoing)s::bool[], %(t_release)s::bool[],
-                           %(t_due)s::timestamptz[], %(t_guard)s::bool[], %(t_asks)s::bool[])
-                 as t(tenant_id, execution_id, fence, pos, facts, mail, orders, status, epoch, undoing, release,
-                      due, guard, asks)),
-           done as (
-             update waypost.execution e
-                set position = e.position + t.facts,
-                    mail_read = e.mail_read + t.mail,
-                    orders_read = e.orders_read + t.orders,
-                    status = t.status,
-                    epoch = t.epoch,
-                    undoing = t.undoing,
-                    owner = case when t.release then null else e.owner end,
-                    finished_at = case
-                      when t.status in ('completed', 'compensated', 'failed', 'cancelled')
-                      then coalesce(%(now)s::timestamptz, now()) end,
-                    wake_at = case
-                      when t.status in ('completed', 'compensated', 'failed', 'cancelled') then null
-                      when not t.release then e.wake_at
-                      when t.status in ('paused', 'held') then
-                        case when e.orders_received > e.orders_read + t.orders
-                             then coalesce(%(now)s::timestamptz, now()) end
-                      when e.mail_received > e.mail_read + t.mail then coalesce(%(now)s::timestamptz, now())
-                      else t.due end
-               from t
-              where e.tenant_id = t.tenant_id
-                and e.execution_id = t.execution_id
-                and e.owner = %(me)s::uuid
-                and e.fence = t.fence
-                and e.position = t.pos
-                and (not t.guard or e.mail_received = e.mail_read + t.mail)
-                and (not t.asks or e.orders_received = e.orders_read + t.orders)
-          returning e.tenant_id, e.execution_id, e.fence, e.epoch,
-                    e.owner is null and e.wake_at <= coalesce(%(now)s::timestamptz, now()) as due),
-           facts as (
-             insert into waypost.journal
-                    (tenant_id, execution_id, position, fence, path, kind, payload, actor, at)
-             select d.tenant_id, d.execution_id, f.position, d.fence, f.path, f.kind, f.payload, f.actor, f.at
-               from unnest(%(j_tenant)s::int[], %(j_id)s::uuid[], %(j_pos)s::bigint[], %(j_path)s::text[],
-                           %(j_kind)s::text[], %(j_payload)s::jsonb[], %(j_actor)s::text[],
-                           %(j_at)s::timestamptz[])
-                 as f(tenant_id, execution_id, position, path, kind, payload, actor, at)
-               join done d using (tenant_id, execution_id)),
-           messages as (
-             insert into waypost.outbox
-                    (tenant_id, message_id, execution_id, epoch, path, at_most_once, endpoint, lane, body,
-                     expires_at, due_at)
-             select d.tenant_id, f.message_id, d.execution_id, d.epoch, f.path, f.once, f.endpoint, f.lane, f.body,
-                    f.expires_at, coalesce(%(now)s::timestamptz, now())
-               from unnest(%(o_tenant)s::int[], %(o_id)s::uuid[], %(o_msg)s::uuid[], %(o_path)s::text[],
-                           %(o_once)s::bool[], %(o_endpoint)s::text[], %(o_lane)s::text[], %(o_body)s::bytea[],
-                           %(o_expires)s::timestamptz[])
-                    with ordinality
-                 as f(tenant_id, execution_id, message_id, path, once, endpoint, lane, body, expires_at, ord)
-               join done d using (tenant_id, execution_id)
-              order by f.ord)
-    select execution_id::text, due
-      from done
-"""
-
-TAKE_BACK: Final[LiteralString] = """
-    select waypost.take_back(%(b_tenant)s::int[], %(b_id)s::uuid[], %(b_pos)s::bigint[], %(b_fence)s::bigint[],
-                             %(b_msg)s::uuid[], %(now)s::timestamptz)
+    select execution::text, is_due
+      from waypost.commit_turns(
+             %(me)s::uuid, %(now)s::timestamptz,
+             %(t_tenant)s::int[], %(t_id)s::uuid[], %(t_fence)s::bigint[], %(t_position)s::bigint[],
+             %(t_facts)s::int[], %(t_mail)s::int[], %(t_orders)s::int[], %(t_status)s::text[], %(t_epoch)s::int[],
+             %(t_undoing)s::bool[], %(t_release)s::bool[], %(t_due)s::timestamptz[], %(t_guard)s::bool[],
+             %(t_asks)s::bool[],
+             %(j_tenant)s::int[], %(j_id)s::uuid[], %(j_position)s::bigint[], %(j_fence)s::bigint[],
+             %(j_path)s::text[], %(j_kind)s::text[], %(j_payload)s::jsonb[], %(j_actor)s::text[],
+             %(j_at)s::timestamptz[],
+             %(o_tenant)s::int[], %(o_id)s::uuid[], %(o_epoch)s::int[], %(o_message)s::uuid[], %(o_path)s::text[],
+             %(o_once)s::bool[], %(o_endpoint)s::text[], %(o_lane)s::text[], %(o_body)s::bytea[],
+             %(o_expires)s::timestamptz[],
+             %(b_tenant)s::int[], %(b_id)s::uuid[], %(b_position)s::bigint[], %(b_fence)s::bigint[],
+             %(b_message)s::uuid[])
 """
 
 
 async def commit(
     conn: Connection, turns: Sequence[Turn], *, me: str, now: datetime | None = None
 ) -> dict[str, bool]:
-    """Commit `turns` (one per execution) as worker `me`; in one pipeline, one transaction.
+    """Commit `turns` (one per execution) as worker `me`: one statement, one transaction (in autocommit).
 
     Returns the executions whose row matched owner, fence, position and guards, each with whether it wants to
-    move again at once. Nothing at all was written for the others. `now` is for tests.
-
-    Rows are locked first, sorted, in a statement of their own: a lock and what it protects are never one
-    statement, since a statement's snapshot is older than any lock that it waits for.
+    move again at once. Nothing at all was written for the others. `now` is for tests. The function
+    `waypost.commit_turns` says how.
     """
-    parameters = columns(turns) | {"me": me, "now": now}
-    async with conn.pipeline(), conn.transaction():
-        await conn.execute(LOCK_ROWS, parameters, prepare=True)
-        cursor = await conn.execute(COMMIT, parameters, prepare=True)
-        back = [turn for turn in turns if turn.taken_back]
-        if back:
-            await conn.execute(TAKE_BACK, taken_back(back) | {"now": now}, prepare=True)
+    cursor = await conn.execute(COMMIT, columns(turns) | {"me": me, "now": now}, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
-    return {execution: bool(due) for execution, due in rows}
+    return dict(rows)
 
 
 def columns(turns: Sequence[Turn]) -> dict[str, object]:
-    """`turns`, their facts and their messages, column by column."""
+    """`turns`, their facts, their messages and what they take back, column by column."""
     assert len({turn.execution for turn in turns}) == len(turns), "one turn per execution and batch"
     facts = [(turn, fact) for turn in turns for fact in turn.facts]
     messages = [(turn, message) for turn in turns for message in turn.messages]
+    back = [(turn, position, message) for turn in turns for position, message in turn.taken_back]
     return {
         "t_tenant": arrays.plain([t.tenant for t in turns]),
         "t_id": arrays.plain([t.execution for t in turns]),
         "t_fence": arrays.plain([t.fence for t in turns]),
-        "t_pos": arrays.plain([t.position for t in turns]),
+        "t_position": arrays.plain([t.position for t in turns]),
         "t_facts": arrays.plain([len(t.facts) for t in turns]),
         "t_mail": arrays.plain([t.mail for t in turns]),
         "t_orders": arrays.plain([t.orders for t in turns]),
@@ -169,7 +108,8 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "t_asks": arrays.flags([t.asks for t in turns]),
         "j_tenant": arrays.plain([t.tenant for t, _ in facts]),
         "j_id": arrays.plain([t.execution for t, _ in facts]),
-        "j_pos": arrays.plain([f.position for _, f in facts]),
+        "j_position": arrays.plain([f.position for _, f in facts]),
+        "j_fence": arrays.plain([t.fence for t, _ in facts]),
         "j_path": arrays.texts([f.path for _, f in facts]),
         "j_kind": arrays.plain([f.kind for _, f in facts]),
         "j_payload": arrays.texts([f.text for _, f in facts]),
@@ -177,24 +117,19 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "j_at": arrays.times([f.at for _, f in facts]),
         "o_tenant": arrays.plain([t.tenant for t, _ in messages]),
         "o_id": arrays.plain([t.execution for t, _ in messages]),
-        "o_msg": arrays.plain([m.message_id for _, m in messages]),
+        "o_epoch": arrays.plain([t.epoch for t, _ in messages]),
+        "o_message": arrays.plain([m.message_id for _, m in messages]),
         "o_path": arrays.texts([m.path for _, m in messages]),
         "o_once": arrays.flags([m.at_most_once for _, m in messages]),
         "o_endpoint": arrays.texts([m.endpoint for _, m in messages]),
         "o_lane": arrays.texts([m.lane for _, m in messages]),
         "o_body": arrays.blobs([m.body for _, m in messages]),
         "o_expires": arrays.times([m.expires_at for _, m in messages]),
-    }
-
-
-def taken_back(turns: Sequence[Turn]) -> dict[str, object]:
-    rows = [(turn, position, message) for turn in turns for position, message in turn.taken_back]
-    return {
-        "b_tenant": arrays.plain([t.tenant for t, _, _ in rows]),
-        "b_id": arrays.plain([t.execution for t, _, _ in rows]),
-        "b_pos": arrays.plain([position for _, position, _ in rows]),
-        "b_fence": arrays.plain([t.fence for t, _, _ in rows]),
-        "b_msg": arrays.plain([message for _, _, message in rows]),
+        "b_tenant": arrays.plain([t.tenant for t, _, _ in back]),
+        "b_id": arrays.plain([t.execution for t, _, _ in back]),
+        "b_position": arrays.plain([position for _, position, _ in back]),
+        "b_fence": arrays.plain([t.fence for t, _, _ in back]),
+        "b_message": arrays.plain([message for _, _, message in back]),
     }
 
 
@@ -224,7 +159,7 @@ async def committed(conn: Connection, turns: Sequence[Turn]) -> dict[str, bool]:
             "fences": arrays.plain(t.fence for t in turns),
             "releases": arrays.flags(t.release for t in turns),
         },
-        prepare=True,
+        prepare=False,
     )
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)

@@ -1,4 +1,8 @@
-"""Taking executions, and reading what they are."""
+"""Taking executions, and reading what they are.
+
+Nothing here is prepared: a plan that was kept from an empty table reads all of it when it has grown, until
+something analyses it. Planning costs a fraction of a millisecond for each batch.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ async def claim(
             "n": limit,
             "now": now,
         },
-        prepare=True,
+        prepare=False,
     )
     return [Claim(*row) for row in await cursor.fetchall()]
 
@@ -102,7 +106,7 @@ async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str,
     Raises ValueError when a payload that a client of the database wrote itself is not strict JSON.
     """
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
-    cursor = await conn.execute(JOURNAL, parameters, prepare=True)
+    cursor = await conn.execute(JOURNAL, parameters, prepare=False)
     found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
     for execution, position, kind, path, payload, at in await cursor.fetchall():
         found[execution].append(Fact(position, kind, path, payload_of(kind, payload), at))
@@ -151,7 +155,7 @@ async def unread(conn: Connection, of: Sequence[tuple[int, str, int]]) -> dict[s
         "ids": arrays.plain(e for _, e, _ in of),
         "read": arrays.plain(r for _, _, r in of),
     }
-    cursor = await conn.execute(MAIL, parameters, prepare=True)
+    cursor = await conn.execute(MAIL, parameters, prepare=False)
     found: dict[str, list[Mail]] = {execution: [] for _, execution, _ in of}
     for execution, *mail in await cursor.fetchall():
         found[execution].append(Mail(*mail))
@@ -185,5 +189,5 @@ class Standing:
 async def standing(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, Standing]:
     """The rows of the executions in `of` (tenant, execution), as they are now."""
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
-    cursor = await conn.execute(STANDING, parameters, prepare=True)
+    cursor = await conn.execute(STANDING, parameters, prepare=False)
     return {execution: Standing(*row) for execution, *row in await cursor.fetchall()}

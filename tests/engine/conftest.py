@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.client import Client
 from orchestrator.flows import Flows
+from orchestrator.store import database
 from orchestrator.store.database import Pool
 from orchestrator.store.hints import Hints, running
 from orchestrator.worker import Worker, WorkerLimits
@@ -29,7 +30,7 @@ async def hints(dsn: str) -> AsyncIterator[Hints]:
 
 
 @pytest.fixture
-def working(dsn: str, pool: Pool, hints: Hints) -> Working:
+def working(dsn: str, hints: Hints) -> Working:
     """`async with working() as moments:` a worker runs while inside."""
 
     @asynccontextmanager
@@ -37,22 +38,23 @@ def working(dsn: str, pool: Pool, hints: Hints) -> Working:
         *, forgetful: bool = False, lease: timedelta = timedelta(seconds=10), flows: Flows = FLOWS
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
-        worker = Worker(
-            pool,
-            flows,
-            dsn=dsn,
-            hints=hints,
-            lease=lease,
-            observer=moments,
-            limits=LIMITS,
-            forgetful=forgetful,
-        )
-        task = asyncio.create_task(worker.run(stop))
-        try:
-            yield moments
-        finally:
-            stop.set()
-            await task
+        async with database.pool(dsn, size=8, name="worker") as connections:
+            worker = Worker(
+                connections,
+                flows,
+                dsn=dsn,
+                hints=hints,
+                lease=lease,
+                observer=moments,
+                limits=LIMITS,
+                forgetful=forgetful,
+            )
+            task = asyncio.create_task(worker.run(stop))
+            try:
+                yield moments
+            finally:
+                stop.set()
+                await task
         assert not [fields for name, fields in moments.all if name == "worker failed"]
 
     return one
