@@ -1,0 +1,114 @@
+"""Kills parts of a deployment while they have work in hand, and starts them anew.
+
+A part is frozen first, so that what it has in hand cannot change; then it is looked at; and only when it has
+something in hand it is killed, and the kill counted. Else it goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from tests.acceptance.stand import Part, Role, Stand
+from tests.waiting import until
+
+PASSED_MAX: Final = 1
+"""Chances that a strike lets pass, at most, so that not only the beginnings of work are hit."""
+
+OWNED: Final = """
+    select count(*)
+      from waypost.execution
+     where owner = %s
+"""
+
+SENDING: Final = """
+    select coalesce(array_agg(token), '{}')
+      from waypost.outbox
+     where state in ('sending', 'stopping')
+       and token <> all(%s::uuid[])
+"""
+
+
+ROUND: Final[tuple[Role, ...]] = ("worker", "worker", "relay", "receiver")
+
+
+@dataclass(slots=True)
+class Nemesis:
+    """Strikes the parts of `stand`, in rounds of which `chance` draws the order. `feed` sees to it that there is
+    work to strike at: it is called again and again. In `returns` the parts come back.
+    """
+
+    stand: Stand
+    returns: asyncio.TaskGroup
+    chance: random.Random
+    feed: Callable[[], Awaitable[None]]
+    hits: Counter[str] = field(default_factory=Counter[str])
+    _orphans: list[UUID] = field(default_factory=list[UUID])
+    """Tokens of claims whose relay is dead: their messages are nobody's work."""
+    _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+
+    async def round(self) -> None:
+        for role in self.chance.sample(ROUND, len(ROUND)):
+            await self.strike(role)
+
+    async def strike(self, role: Role) -> None:
+        """Wait until a part of that role has work in hand, kill it, count that, and let it come back by itself."""
+        passed = self.chance.randint(0, PASSED_MAX)
+
+        async def struck() -> bool:
+            nonlocal passed
+            await self.feed()
+            for victim in [part for part in self.stand.parts if part.role == role]:
+                if self._is_away(victim) or not await self._in_hand(victim):
+                    continue
+                passed -= 1
+                if passed < 0 and await self._kill_if_at_work(victim):
+                    self._returning[victim.name] = self.returns.create_task(victim.start())
+                    return True
+            return False
+
+        await until(struck, what=f"work in the hands of a {role}, after {dict(self.hits)}")
+
+    async def _kill_if_at_work(self, victim: Part) -> bool:
+        victim.freeze()
+        try:
+            at_work = await self._in_hand(victim)
+            if at_work:
+                await self._remember_claims(victim)
+                await victim.kill()
+                self.hits[victim.role] += 1
+        finally:
+            victim.thaw()
+        return at_work
+
+    async def _in_hand(self, part: Part) -> bool:
+        """Whether `part` has work that is lost or left unknown if it dies now.
+
+        A worker owns executions, a relay has claimed messages and not settled them, and to a receiver replies
+        have been written whole that it has not answered.
+        """
+        match part.role:
+            case "worker":
+                return await self.stand.one(OWNED, part.worker_id) > 0
+            case "relay":
+                return bool(await self.stand.one(SENDING, self._orphans))
+            case "receiver":
+                return await self.stand.posting() > 0
+
+    async def _remember_claims(self, part: Part) -> None:
+        if part.role == "relay":
+            self._orphans += await self.stand.one(SENDING, self._orphans)
+
+    def _is_away(self, part: Part) -> bool:
+        """Whether it does not work again yet."""
+        returning = self._returning.get(part.name)
+        return returning is not None and not returning.done()
+
+    async def rest(self) -> None:
+        """Strike no more; returns when every part works again."""
+        await asyncio.gather(*self._returning.values())

@@ -1,0 +1,271 @@
+"""A whole deployment under test: workers, relay, receiver and the effect ledger, each a process of its own.
+
+The processes are started through the command, as anybody starts them; they are killed by their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import psycopg
+
+from contracts.signature import Secret
+from contracts.vault import Vault
+from orchestrator import registry
+from orchestrator.cli.processes import Child
+from orchestrator.client import Client, ExecutionView
+from orchestrator.core.status import TERMINAL
+from orchestrator.flows import Flows, load
+from orchestrator.store.database import Connection
+from orchestrator.store.hints import Hints, running
+from tests.acceptance.book import Book
+from tests.acceptance.flows import FOLDER, GATE
+from tests.waiting import until, until_true
+
+MODULES: Final = ("examples.shop.flows", "tests.acceptance.flows")
+SERVICES: Final = ("inventory", "payments", "shipping")
+LEASE: Final = "2s"
+LOOPBACK: Final = "127.0.0.0/8"
+PORTS: Final = range(20_000, 32_000)
+"""Below those that the system gives to connections, so that none of these takes a receiver's port while it is
+dead."""
+LEDGER: Final = Path(__file__).with_name("ledger.py")
+
+Role = Literal["worker", "relay", "receiver"]
+STARTED: Final[dict[Role, str]] = {
+    "worker": r'"event": "worker started"',
+    "relay": r'"event": "relay\.started"',
+    "receiver": r'"event": "receiver\.started"',
+}
+
+
+@dataclass(slots=True)
+class Part:
+    """A worker, relay or receiver: the same part again after it was killed and started anew."""
+
+    role: Role
+    name: str
+    environment: dict[str, str]
+    logs: Path
+    child: Child | None = None
+
+    async def start(self) -> None:
+        """Start it; returns when it works."""
+        modules = MODULES if self.role == "worker" else ()
+        self.child = await Child.start(
+            self.name, ["orchestrator", self.role, *modules], environment=self.environment, logs=self.logs
+        )
+        await self.child.says(STARTED[self.role])
+
+    @property
+    def running(self) -> Child:
+        assert self.child is not None, f"{self.name} was not started"
+        return self.child
+
+    @property
+    def worker_id(self) -> UUID:
+        """The identity under which this worker owns executions now."""
+        lines = [line for line in self.running.lines if re.search(STARTED["worker"], line)]
+        return UUID(json.loads(lines[-1])["worker"])
+
+    def freeze(self) -> None:
+        """Stop it where it stands: when this returns, it does nothing until it is thawed."""
+        process = self.running.process
+        process.send_signal(signal.SIGSTOP)
+        stopped = os.WSTOPPED | os.WNOHANG
+        until_true(
+            lambda: os.waitid(os.P_PID, process.pid, stopped) is not None, what=f"{self.name} to stand still"
+        )
+
+    def thaw(self) -> None:
+        """Let it go on; nothing when it was killed meanwhile."""
+        with suppress(ProcessLookupError):
+            self.running.process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        await self.running.kill()
+
+    async def stop(self) -> None:
+        """SIGTERM: it drains."""
+        if self.child is not None:
+            await self.child.stop()
+
+
+@dataclass(slots=True)
+class Stand:
+    """What tests do with a deployment: start orders, look at them, and kill its parts."""
+
+    conn: Connection
+    client: Client
+    flows: Flows
+    parts: list[Part]
+    folder: Path
+    ledger_port: int
+    started: dict[str, UUID] = field(default_factory=dict[str, UUID])
+
+    def part(self, role: Role) -> Part:
+        return next(part for part in self.parts if part.role == role)
+
+    async def order(self, name: str, *, flow: str = "order") -> UUID:
+        """Start an order; the ledger behaves as the first word of its name says."""
+        order = {"id": name, "customer": "ada", "total": 4200, "lines": [{"sku": "lamp", "count": 1}]}
+        self.started[name] = (await self.client.start(self.flows.get(flow), order, key=name)).execution_id
+        return self.started[name]
+
+    async def ended(self, *orders: str) -> list[ExecutionView]:
+        """Wait for each of `orders` to be over, whatever its end; half a minute for each."""
+        for order in orders:
+            await until(lambda order=order: self.is_over(order), what=f"the end of {order}")
+        return [await self.client.show(self.started[order]) for order in orders]
+
+    async def is_over(self, order: str) -> bool:
+        status = await self.one(
+            "select status from waypost.execution where execution_id = %s", self.started[order]
+        )
+        return status in TERMINAL
+
+    async def one(self, query: Any, *values: object) -> Any:
+        """The one value that a query finds."""
+        row = await (await self.conn.execute(query, values)).fetchone()
+        return None if row is None else row[0]
+
+    def book(self) -> Book:
+        return Book.read(self.folder / "book")
+
+    def open_gate(self) -> None:
+        """Let go on what waits for it: the packing of `packed`, replies about shipments of gated orders."""
+        (self.folder / GATE).touch()
+
+    async def posting(self) -> int:
+        """How many replies the ledger has written to the receiver without having its answer yet."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ledger_port)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nhost: ledger\r\nconnection: close\r\n\r\n")
+            answer = await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+        return json.loads(answer.partition(b"\r\n\r\n")[2])["posting"]
+
+    async def connect(self, dsn: str) -> None:
+        """Look through a new connection, the database having been away."""
+        await self.conn.close()
+        self.conn = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+        self.client = Client(self.conn)
+
+    async def start_all(self) -> None:
+        """Start every part."""
+        await asyncio.gather(*(part.start() for part in self.parts))
+
+    async def kill_all(self) -> None:
+        await asyncio.gather(*(part.kill() for part in self.parts))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on, and that no connection will be given."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
+
+
+def environment_of(dsn: str, folder: Path) -> tuple[dict[str, str], Vault]:
+    """What all parts have in common, and the vault that they open."""
+    key = base64.b64encode(secrets.token_bytes(32)).decode("ascii")
+    port = free_port()
+    environment = {
+        "WAYPOST_DATABASE_URL": dsn,
+        "WAYPOST_SECRET_KEY": key,
+        "WAYPOST_ALLOW_ADDRESSES": LOOPBACK,
+        "WAYPOST_LEASE": LEASE,
+        "WAYPOST_RECEIVER_ADDR": f"127.0.0.1:{port}",
+        "WAYPOST_RECEIVER_URL": f"http://127.0.0.1:{port}",
+        FOLDER: str(folder),
+    }
+    return environment, Vault.from_text(key)
+
+
+async def start_ledger(folder: Path, *options: str) -> tuple[Child, int, dict[str, Any]]:
+    """The ledger, where it listens, and the secrets that it has with each service's name."""
+    pairs = {
+        name: {side: Secret.of(secrets.token_bytes(32)).text for side in ("commands", "replies")}
+        for name in SERVICES
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        LEDGER,
+        *("--book", folder / "book", "--gate", folder / GATE, *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "LEDGER_SECRETS": json.dumps(pairs)},
+    )
+    child = Child("ledger", process, folder / "ledger.log")
+    found = await child.says(r"ledger at (\d+)")
+    return child, int(found[1]), pairs
+
+
+async def register(conn: Connection, vault: Vault, *, port: int, pairs: dict[str, Any]) -> None:
+    """Endpoints and senders for the ledger's three services."""
+    for name, pair in pairs.items():
+        await registry.add_endpoint(
+            conn,
+            vault,
+            name=name,
+            url=f"http://127.0.0.1:{port}/{name}",
+            secret=Secret.parse(pair["commands"]),
+            allow=[ip_network(LOOPBACK)],
+        )
+        await registry.add_sender(conn, vault, name=name, secret=Secret.parse(pair["replies"]))
+
+
+@asynccontextmanager
+async def stand(
+    dsn: str,
+    folder: Path,
+    *,
+    roles: Sequence[Role] = ("receiver", "relay", "worker"),
+    ledger_options: Sequence[str] = (),
+) -> AsyncGenerator[Stand]:
+    """A deployment on the migrated database at `dsn`; one part for each of `roles`. Leaving stops all of it."""
+    environment, vault = environment_of(dsn, folder)
+    ledger, port, pairs = await start_ledger(folder, *ledger_options)
+    parts = [Part(role, f"{role}-{n}", environment, folder) for n, role in enumerate(roles)]
+    try:
+        async with running(Hints(dsn)) as hints:
+            conn = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+            await register(conn, vault, port=port, pairs=pairs)
+            found = Stand(conn, Client(conn, hint=hints.give), load(MODULES), parts, folder, port)
+            await found.start_all()
+            try:
+                yield found
+            finally:
+                await found.conn.close()
+    finally:
+        await asyncio.gather(*(part.stop() for part in parts))
+        await ledger.kill()
+    assert_ledger_was_well(ledger)
+
+
+def assert_ledger_was_well(ledger: Child) -> None:
+    assert not [line for line in ledger.lines if "Traceback" in line], "\n".join(ledger.lines)

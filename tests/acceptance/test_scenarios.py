@@ -1,0 +1,261 @@
+"""The scenarios that a durable orchestrator is asked for, each seen over real processes and real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from migrations import runner
+from orchestrator.client import ExecutionView
+from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.embedded.server import Postmaster
+from tests.acceptance.stand import Stand, free_port, stand
+from tests.cluster import fast_folder
+from tests.invariants import broken
+from tests.waiting import until, until_true
+
+UNDONE_AFTER_SHIPPING = ["undone payment.refund", "undone stock.release"]
+BOUGHT = ["done stock.reserve", "done payment.charge"]
+
+
+def facts(view: ExecutionView, *kinds: str) -> list[str]:
+    """The facts of these kinds, as "kind path"; an end that is not `done` says so."""
+    found: list[str] = []
+    for fact in view.facts:
+        outcome = json.loads(fact.payload or "{}").get("outcome", "done")
+        if fact.kind in kinds:
+            found.append(f"{fact.kind} {fact.path}" + ("" if outcome == "done" else f" {outcome}"))
+    return found
+
+
+async def statuses(it: Stand, order: str, path: str) -> list[int | str]:
+    """What each try of the message at `path` brought: a status, or why there is none."""
+    rows = await (
+        await it.conn.execute(
+            """
+            select coalesce(d.status::text, d.error_code)
+              from waypost.delivery d
+              join waypost.outbox o using (tenant_id, message_id)
+             where o.execution_id = %s
+               and o.path = %s
+             order by d.attempt
+            """,
+            (it.started[order], path),
+        )
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+async def test_a_sequence_runs_in_its_order(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("order-1")
+        [view] = await it.ended("order-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert (view.row.status, it.book().effects_of("order-1")) == (
+        "completed",
+        [*BOUGHT, "done shipment.create"],
+    )
+    assert view.output == {"order": "order-1", "charge": "charge-order-1", "tracking": "tracking-order-1"}
+
+
+async def test_a_service_in_trouble_is_asked_again_with_the_same_bytes_and_acts_once(
+    dsn: str, tmp_path: Path
+) -> None:
+    tries = {
+        "busy-1": ["503", "202"],
+        "throttled-1": ["429", "202"],
+        "broken-1": ["500", "202"],
+        "cut-1": ["connection-cut", "202"],
+        "silent-1": ["timeout", "202"],
+    }
+    async with stand(dsn, tmp_path) as it:
+        for order in tries:
+            await it.order(order)
+        views = await it.ended(*tries)
+
+        assert [view.row.status for view in views] == ["completed"] * 5
+        assert {order: await statuses(it, order, "charge") for order in tries} == tries
+        assert await broken(it.conn, at_rest=True) == []
+    for order in tries:
+        first, second = it.book().arrivals_of(order, "payment.charge")
+        assert (first.id, first.sha256) == (second.id, second.sha256)
+        assert (first.headers["waypost-attempt"], second.headers["waypost-attempt"]) == ("1", "2")
+        assert it.book().effects_of(order) == [*BOUGHT, "done shipment.create"]
+
+
+async def test_a_reply_counts_whatever_its_command_was_answered(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("confused-1")  # the charge is done and replied to, and its request answered 500
+        [view] = await it.ended("confused-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert view.row.status == "completed"
+    assert it.book().effects_of("confused-1") == [*BOUGHT, "done shipment.create"]
+    assert {status for given in it.book().answers.values() for status in given} == {202, 500}
+
+
+async def test_what_was_done_is_undone_in_reverse_when_a_service_says_no(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("undeliverable-1")  # said in a reply
+        await it.order("unprocessable-1")  # said by the status of the answer
+        by_reply, by_status = await it.ended("undeliverable-1", "unprocessable-1")
+
+        assert await statuses(it, "unprocessable-1", "create") == ["422"]
+        assert await broken(it.conn, at_rest=True) == []
+    for view in (by_reply, by_status):
+        assert view.row.status == "compensated"
+        assert facts(view, "ended") == [
+            "ended reserve", "ended charge", "ended create refused", "ended charge/undo", "ended reserve/undo",
+        ]  # fmt: skip
+    assert it.book().effects_of("undeliverable-1") == [
+        *BOUGHT,
+        "refused shipment.create",
+        *UNDONE_AFTER_SHIPPING,
+    ]
+    assert it.book().effects_of("unprocessable-1") == [*BOUGHT, *UNDONE_AFTER_SHIPPING]
+
+
+async def test_a_charge_that_nobody_answers_for_is_undone_though_it_may_not_have_been(
+    dsn: str, tmp_path: Path
+) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("deaf-1", flow="hasty")
+        [view] = await it.ended("deaf-1")
+
+        assert set(await statuses(it, "deaf-1", "charge")) == {"503"}
+        assert await broken(it.conn, at_rest=True) == []
+    [refund] = [effect for effect in it.book().effects if effect.type == "payment.refund"]
+    assert view.row.status == "compensated"
+    assert facts(view, "ended")[1:] == ["ended charge unknown", "ended charge/undo", "ended reserve/undo"]
+    assert (refund.what, refund.known) == ("undone before done", False)
+
+
+async def test_a_reply_after_the_timeout_changes_nothing_that_was_decided(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("late-1", flow="hasty")
+        [view] = await it.ended("late-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    late = [
+        post
+        for post in it.book().posts
+        if post.causation == it.book().arrivals_of("late-1", "payment.charge")[0].id
+    ]
+    assert [post.status for post in late] == [202]
+    assert view.row.status == "compensated"
+    assert facts(view, "ended") == [
+        "ended reserve", "ended charge unknown", "ended charge/undo", "ended reserve/undo",
+    ]  # fmt: skip
+    assert "late charge" in facts(view, "late")
+    assert it.book().effects_of("late-1") == [*BOUGHT, *UNDONE_AFTER_SHIPPING]
+
+
+async def test_a_second_report_gets_the_first_answer_and_moves_nothing(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("twice-1")
+        [view] = await it.ended("twice-1")
+
+        until_true(lambda: len(it.book().posts) == 6, what="the second report of each of three replies")
+        assert await it.one("select count(*) from waypost.mail") == 3
+        assert await broken(it.conn, at_rest=True) == []
+    assert facts(view, "ended") == ["ended reserve", "ended charge", "ended create"]
+    for command in {post.causation for post in it.book().posts}:
+        first, second = [post for post in it.book().posts if post.causation == command]
+        assert (first.status, first.answer, first.inbox) == (202, '{"answer": "mail"}', "")
+        assert (second.status, second.answer, second.inbox) == (202, '{"answer": "mail"}', "duplicate")
+
+
+async def test_another_report_under_the_name_of_the_first_is_refused(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("forged-1")
+        [view] = await it.ended("forged-1")
+
+        until_true(lambda: len(it.book().posts) == 6, what="a forged report beside each of three replies")
+        assert await broken(it.conn, at_rest=True) == []
+    assert sorted(post.status or 0 for post in it.book().posts) == [202, 202, 202, 409, 409, 409]
+    assert view.output["charge"] == "charge-forged-1"
+
+
+async def test_when_a_worker_dies_another_continues_and_completed_steps_do_not_run_again(
+    dsn: str, tmp_path: Path
+) -> None:
+    async with stand(dsn, tmp_path, roles=("receiver", "relay", "worker")) as it:
+        await it.order("order-1", flow="packed")
+        steps = tmp_path / "order-1.steps"
+        until_true(lambda: begun(steps) == ["weigh", "pack"], what="the packing")
+        await it.part("worker").kill()
+        it.open_gate()
+        await it.part("worker").start()
+        [view] = await it.ended("order-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert (view.row.status, begun(steps)) == ("completed", ["weigh", "pack", "pack"])
+    assert facts(view, "orphaned", "ended") == [
+        "ended reserve", "ended weigh", "orphaned ", "ended pack", "ended create",
+    ]  # fmt: skip
+    assert it.book().effects_of("order-1") == ["done stock.reserve", "done shipment.create"]
+
+
+def begun(steps: Path) -> list[str]:
+    """The local steps that were begun, each time that they were."""
+    return steps.read_text(encoding="ascii").split() if steps.exists() else []
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL of this test's own, at a port that it keeps when it is started again."""
+    folder = fast_folder()
+    server = EmbeddedPostgres.temporary(within=folder)
+    server = EmbeddedPostgres(server.data_dir, port=free_port())
+    with psycopg.connect(server.start(), autocommit=True) as conn:
+        runner.migrate(conn)
+    yield server
+    server.remove()
+
+
+async def test_everything_goes_on_when_all_processes_and_postgresql_were_killed(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    orders = [f"gated-{n}" for n in range(5)] + [f"declined-{n}" for n in range(3)]
+    async with stand(server.dsn(), tmp_path) as it:
+        for order in orders:
+            await it.order(order)
+        await until(lambda: five_wait_for_their_shipment(it), what="shipments that nobody has replied to")
+        await it.order("order-1", flow="packed")
+        until_true(lambda: "pack" in begun(tmp_path / "order-1.steps"), what="the packing")
+        crash(server)
+        await it.kill_all()
+        server.start()
+        it.open_gate()
+        await it.start_all()
+        await it.connect(server.dsn())
+        views = await it.ended(*orders, "order-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    ends = {view.row.business_key: view.row.status for view in views}
+    assert ends == {
+        order: "compensated" if order.startswith("declined") else "completed"
+        for order in [*orders, "order-1"]
+    }
+    for order in orders[:5]:
+        assert it.book().effects_of(order) == [*BOUGHT, "done shipment.create"]
+
+
+async def five_wait_for_their_shipment(it: Stand) -> bool:
+    shipped = {arrival.id for arrival in it.book().arrivals if arrival.event["type"] == "shipment.create"}
+    return len(shipped) == 5
+
+
+def crash(server: EmbeddedPostgres) -> None:
+    """SIGQUIT: it leaves at once, and has to recover when it is started again."""
+    running = Postmaster.over(server.cluster)
+    assert running is not None
+    os.kill(running.pid, signal.SIGQUIT)
+    server.stop()
