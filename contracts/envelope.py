@@ -67,14 +67,7 @@ class Envelope:
 
 
 CORE: Final = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
-LIMITS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "id": IDENTITY_BYTES_MAX,
-        "source": SOURCE_BYTES_MAX,
-        "type": IDENTITY_BYTES_MAX,
-        "subject": KEY_BYTES_MAX,
-    }
-)
+RESERVED: Final = frozenset({*CORE, "specversion", "data", "data_base64"})
 
 
 def encode_structured(envelope: Envelope) -> bytes:
@@ -86,7 +79,7 @@ def encode_structured(envelope: Envelope) -> bytes:
         members["data_base64"] = base64.b64encode(envelope.data).decode("ascii")
     elif envelope.data is not ABSENT:
         members["data"] = envelope.data
-    if problems := [*foreign_extensions(envelope.extensions), *problems_of(members)]:
+    if problems := [*foreign_extensions(envelope.extensions), *problems_of(members, envelope.extensions)]:
         raise MalformedEvent(problems)
     return strict_json.encode(members, what="event").encode()
 
@@ -105,54 +98,61 @@ def decode_structured(body: bytes) -> Envelope:
     members = strict_json.decode(body, what="event")
     if not isinstance(members, dict):
         raise MalformedEvent([f"expected an object, found {kind_of(members)}"])
-    given = cast("dict[str, Json]", members)
-    event = {name: value for name, value in given.items() if value is not None or name == "data"}
-    if problems := list(problems_of(event)):
+    event = cast("dict[str, Any]", members)
+    extensions = {name: value for name, value in event.items() if value is not None and name not in RESERVED}
+    if problems := list(problems_of(event, extensions)):
         raise MalformedEvent(problems)
-    core: dict[str, Any] = {name: event[name] for name in CORE if name in event}
-    extensions: dict[str, Any] = {name: value for name, value in event.items() if name not in RESERVED}
-    encoded: Any = event.get("data_base64")
-    data = event.get("data", ABSENT) if encoded is None else base64.b64decode(encoded)
-    return Envelope(**core, data=data, extensions=MappingProxyType(extensions))
+    encoded = event.get("data_base64")
+    return Envelope(
+        id=event["id"],
+        source=event["source"],
+        type=event["type"],
+        subject=event.get("subject"),
+        time=event.get("time"),
+        datacontenttype=event.get("datacontenttype"),
+        dataschema=event.get("dataschema"),
+        data=event.get("data", ABSENT) if encoded is None else base64.b64decode(encoded),
+        extensions=MappingProxyType(extensions),
+    )
 
 
-RESERVED: Final = frozenset({*CORE, "specversion", "data", "data_base64"})
-
-
-def problems_of(event: Mapping[str, Json]) -> Iterator[str]:
-    """What the specification forbids about `event`, an object without null attributes; one line for each."""
+def problems_of(event: Mapping[str, Json], extensions: Mapping[str, Json]) -> Iterator[str]:
+    """What the specification forbids about `event`, of whose members `extensions` are some; a line for each."""
     if event.get("specversion") != "1.0":
         yield f"specversion: expected '1.0', found {shown(event.get('specversion'))}"
     for name in ("id", "source", "type"):
-        if name not in event:
+        if event.get(name) is None:
             yield f"{name}: expected a non-empty string, found none"
-    for name in CORE:
-        if name in event and (expected := core_fault(name, event[name])):
-            yield f"{name}: expected {expected}, found {shown(event[name])}"
-    yield from extension_problems(event)
-    yield from data_problems(event)
+    for name, (bytes_max, form, fits) in ATTRIBUTES.items():
+        value = event.get(name)
+        if value is not None and (fault := attribute_fault(value, bytes_max, form, fits)):
+            yield f"{name}: expected {fault}, found {shown(value)}"
+    yield from extension_problems(extensions)
+    if event.get("data_base64") is not None:
+        yield from data_problems(event)
 
 
-def core_fault(name: str, value: Json) -> str | None:
-    """What was expected of the attribute `name`, when `value` is something else."""
-    if not isinstance(value, str) or not value:
-        return "a non-empty string"
-    if fault := string_fault(value, LIMITS.get(name, ATTRIBUTE_BYTES_MAX)):
-        return fault
-    expected, fits = FORMS.get(name, ("", str))
-    return None if fits(value) else expected
-
-
-def extension_problems(event: Mapping[str, Json]) -> Iterator[str]:
-    names = [name for name in event if name not in RESERVED]
-    if len(names) > EXTENSIONS_MAX:
-        yield f"expected at most {EXTENSIONS_MAX} extension attributes, found {len(names)}"
+def extension_problems(extensions: Mapping[str, Json]) -> Iterator[str]:
+    if len(extensions) > EXTENSIONS_MAX:
+        yield f"expected at most {EXTENSIONS_MAX} extension attributes, found {len(extensions)}"
         return
-    for name in names:
+    for name, value in extensions.items():
         if not EXTENSION_NAME.fullmatch(name):
             yield f"extension {shown(name)}: expected a name of the characters a-z and 0-9"
-        elif fault := extension_fault(event[name]):
-            yield f"{name}: expected {fault}, found {shown(event[name])}"
+        elif fault := extension_fault(value):
+            yield f"{name}: expected {fault}, found {shown(value)}"
+
+
+Fits = Callable[[str], object]
+
+
+def attribute_fault(value: Json, bytes_max: int, form: str, fits: Fits | None) -> str | None:
+    """What was expected of an attribute, when `value` is something else."""
+    if not isinstance(value, str) or not value:
+        return "a non-empty string"
+    if fault := string_fault(value, bytes_max):
+        return fault
+    return None if fits is None or fits(value) else form
 
 
 def extension_fault(value: Json) -> str | None:
@@ -168,8 +168,6 @@ def extension_fault(value: Json) -> str | None:
 
 
 def data_problems(event: Mapping[str, Json]) -> Iterator[str]:
-    if "data_base64" not in event:
-        return
     if "data" in event:
         yield "data: expected either data or data_base64, found both"
     try:
@@ -194,7 +192,7 @@ FORBIDDEN: Final = re.compile(
 EXTENSION_NAME: Final = re.compile(rf"[a-z0-9]{{1,{EXTENSION_NAME_CHARACTERS_MAX}}}")
 
 # RFC 3986, appendix A, with the letters of other alphabets let through, as RFC 3987 has them.
-URI_CHARACTERS: Final = r"(?:[A-Za-z0-9\-._~:/?@!$&'()*+,;=\[\]]|[^\x00-\x7f]|%[0-9A-Fa-f]{2})*"
+URI_CHARACTERS: Final = r"(?:[A-Za-z0-9\-._~:/?@!$&'()*+,;=\[\]\x80-\U0010ffff]++|%[0-9A-Fa-f]{2})*+"
 URI: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]*:{URI_CHARACTERS}(?:#{URI_CHARACTERS})?")
 URI_REFERENCE: Final = re.compile(rf"{URI_CHARACTERS}(?:#{URI_CHARACTERS})?")
 
@@ -221,14 +219,16 @@ def is_timestamp(text: str) -> bool:
     return True
 
 
-FORMS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = MappingProxyType(
-    {
-        "source": ("a URI reference", URI_REFERENCE.fullmatch),
-        "dataschema": ("an absolute URI", URI.fullmatch),
-        "datacontenttype": ("a media type", MEDIA_TYPE.fullmatch),
-        "time": ("an RFC 3339 timestamp", is_timestamp),
-    }
-)
+ATTRIBUTES: Final[Mapping[str, tuple[int, str, Fits | None]]] = {
+    "id": (IDENTITY_BYTES_MAX, "", None),
+    "source": (SOURCE_BYTES_MAX, "a URI reference", URI_REFERENCE.fullmatch),
+    "type": (IDENTITY_BYTES_MAX, "", None),
+    "subject": (KEY_BYTES_MAX, "", None),
+    "time": (ATTRIBUTE_BYTES_MAX, "an RFC 3339 timestamp", is_timestamp),
+    "datacontenttype": (ATTRIBUTE_BYTES_MAX, "a media type", MEDIA_TYPE.fullmatch),
+    "dataschema": (ATTRIBUTE_BYTES_MAX, "an absolute URI", URI.fullmatch),
+}
+"""Of each attribute of the specification: how long it may be, what it must be, and how that is told."""
 
 
 def media_type(content_type: str) -> str:
