@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import psycopg
@@ -69,11 +69,12 @@ class Committer:
         self._wanted.set()
         return await answer
 
-    async def run(self) -> None:
-        """Commit until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(LANES):
-                group.create_task(Lane(self).run())
+    def lanes(self) -> list[Callable[[], Awaitable[None]]]:
+        """What commits, each until it is cancelled; run them all at once, and side by side.
+
+        Not in a group of their own: a group passes on one cancellation, and that one may be lost (see `end`).
+        """
+        return [Lane(self).run for _ in range(LANES)]
 
     async def gather(self) -> list[Waiting]:
         """The share of an idle lane in what waits; it waits until something does."""

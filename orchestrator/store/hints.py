@@ -15,6 +15,7 @@ from psycopg import sql
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.store.database import Connection, connection_arguments
+from orchestrator.store.ending import end
 
 CHANNEL: Final = "waypost"
 COALESCE_SECONDS: Final = 0.01
@@ -68,8 +69,7 @@ class Hints:
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in both:
-                    task.cancel()
+                await end(both)
                 results = await asyncio.gather(*both, return_exceptions=True)
             for result in results:
                 if isinstance(result, psycopg.Error | OSError):
@@ -101,6 +101,4 @@ async def running(hints: Hints):  # noqa: ANN201  # a context manager
     try:
         yield hints
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await end([task])
