@@ -16,6 +16,12 @@ LEAVES: Final = frozenset({"call"})
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
 """Kinds of asks that a timeout leaves unknown; a timer's due time is its end."""
 
+UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
+"""What a person may decide about an undo: ask again, it counts as undone, or what was done stands."""
+
+STEP_VERDICTS: Final = frozenset({"done", "not_done", "skip"})
+"""What a person may decide about a step whose outcome is unknown: its reply, a refusal, or still unknown."""
+
 
 class Ask:
     """One thing that a program asked for and waits for.

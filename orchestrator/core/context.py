@@ -11,7 +11,8 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.limits import CALL_TIMEOUT
+from contracts.errors import shown
+from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Action, Command, Effect, command, plain
 from orchestrator.core.ask import Ask, Scope, Unwind
 from orchestrator.core.branch import suspend
@@ -124,11 +125,13 @@ class Context:
         raises. `name` tells calls of one type apart; default is the last dotted part of the type.
 
         Raises StepRefused (definitely not done), StepFailed, OutcomeUnknown, ReplyInvalid; UsageError for a
-        timeout outside of (0, ten years], and for an at-most-once command with neither `undo` nor `unknown`.
+        timeout outside of (0, ten years], for a name that cannot be part of a path, and for an at-most-once
+        command that has neither `undo` nor `unknown`, or is itself an undo.
         """
+        self._machine.here()
         typed = what if isinstance(what, Command) else None
         once = typed is not None and typed.effect_ is Effect.AT_MOST_ONCE
-        action = typed.as_action() if typed is not None else command(str(what), type, data).as_action()
+        action = sendable(typed.as_action() if typed else command(str(what), type, data).as_action())
         adapter = typed.reply_ if typed is not None else adapter_of(reply) if reply is not None else None
         if once and undo is None and unknown is None:
             raise UsageError(
@@ -137,7 +140,7 @@ class Context:
             )
         ask = Ask(
             "call",
-            name or action["name"].rsplit(".", 1)[-1],
+            named(name or action["name"].rsplit(".", 1)[-1]),
             action,
             undo=undoing(undo, adapter),
             timeout=since(timeout) or CALL_TIMEOUT,
@@ -189,10 +192,11 @@ class Context:
 
         Raises StepRefused, StepFailed (the tries ran out), OutcomeUnknown (timeout, workers that died).
         """
+        self._machine.here()
         adapter = result_adapter(fn)
         ask = Ask(
             "step",
-            name or fn.__name__,
+            named(name or fn.__name__),
             Local(fn, args).as_action(),
             undo=undoing(undo, adapter),
             timeout=since(timeout),
@@ -204,7 +208,8 @@ class Context:
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:
         """Wait for `span`, at most ten years, whatever restarts meanwhile. Raises UsageError outside of it."""
-        await suspend(Ask("timer", name, timeout=since(span)))
+        self._machine.here()
+        await suspend(Ask("timer", named(name), timeout=since(span)))
         return Elapsed()
 
     def now(self) -> datetime:
@@ -243,19 +248,57 @@ class Saga:
         self._scope.merge()
 
 
+def is_name(text: str, bytes_max: int = NAME_BYTES_MAX) -> bool:
+    """Whether `text` can name something on the wire and in a table: printable, not empty, not too long."""
+    return 0 < len(text.encode("utf-8", "replace")) <= bytes_max and text.isprintable()
+
+
+def sendable(action: dict[str, Json]) -> dict[str, Json]:
+    """`action`, when its endpoint and type can stand in a message. Raises UsageError."""
+    if action["do"] != "call":
+        return action
+    for what, word, most in (
+        ("endpoint", action["endpoint"], NAME_BYTES_MAX),
+        ("type", action["name"], IDENTITY_BYTES_MAX),
+    ):
+        if not is_name(word, most):
+            raise UsageError(f"{what} {shown(word)}: expected 1 to {most} bytes of printable text")
+    return action
+
+
 def undoing(undo: Undo[R] | None, adapter: TypeAdapter[R] | None) -> Callable[[bool, Json], Json] | None:
     """`undo` as the machine asks for it: from (known, reply) to an action as data, or None for "nobody knows".
 
-    A reply that does not fit its model is like no reply: what was done still has to be undone.
+    A reply that does not fit its model is like no reply: what was done still has to be undone. Raises
+    UsageError, at once or when the action is made, for a command that is sent at most once: an undo is asked
+    again until it is known to be done.
     """
     if undo is None:
         return None
+    if not callable(undo):
+        always = undoes(undo)
+        return lambda _known, _value: always
 
     def action(known: bool, value: Json) -> Json:  # noqa: FBT001  # the machine's own shape
-        made = undo(reply_or_none(adapter, value) if known else None) if callable(undo) else undo
-        return None if made is None else made.as_action()
+        made = undo(reply_or_none(adapter, value) if known else None)
+        return None if made is None else undoes(made)
 
     return action
+
+
+def undoes(action: Action) -> dict[str, Json]:
+    """`action` as data. Raises UsageError when it is a command that is sent at most once."""
+    said = sendable(action.as_action())
+    if said.get("effect") == Effect.AT_MOST_ONCE:
+        raise UsageError(f"undo by {said['name']}: an undo is asked again until it is done, not at most once")
+    return said
+
+
+def named(name: str) -> str:
+    """`name`, as a path and a journal can hold it. Raises UsageError when it is too long or not printable."""
+    if not is_name(name):
+        raise UsageError(f"name {shown(name)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text")
+    return name
 
 
 def reply_or_none(adapter: TypeAdapter[R] | None, value: Json) -> R | None:

@@ -140,7 +140,7 @@ def structure(error: BaseException) -> dict[str, Json]:
             "type": type(error).__name__,
             "code": storable(error.code),
             "detail": storable(error.detail),
-            "path": error.path,
+            "path": storable(str(error.path)),
         }
         return kept | ({"data": error.data} if error.data is not None else {})
     return {

@@ -18,7 +18,7 @@ from typing import Any, Final
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import CALL_TIMEOUT, FACTS_MAX, OPEN_ASKS_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX, UNDOS_MAX
-from orchestrator.core.ask import MAY_HAVE_ACTED, Ask, Entry, Scope, Unwind
+from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask, Entry, Scope, Unwind
 from orchestrator.core.branch import Branch
 from orchestrator.core.errors import (
     ENDINGS,
@@ -102,20 +102,23 @@ class Machine:
         self._undoing: Entry | None = None
         self._past: Sequence[Fact] | None = None
         self._cursor = 0
-        self._decisions: deque[tuple[str, str, dict[str, Json]]] = deque()
+        self._present = BEGINNING
+        self._decisions: dict[str, dict[str, Json]] = {}
         self._kept = 0
         self._fault: Halt | None = None
         self._evicted = False
 
     # ---- the two ways in: a journal, or the world ----------------------------------------------------------
 
-    def replay(self, journal: Sequence[Fact], *, complete: bool = True) -> None:
+    def replay(self, journal: Sequence[Fact], *, complete: bool = True, now: datetime = BEGINNING) -> None:
         """Run the program through its past. Raises NonDeterminism where the two disagree.
 
         `complete` says that all the program produced at the journal's last input is in the journal, so that
-        a step inserted in the past is found; a prefix of a journal is not.
+        a step inserted in the past is found; a prefix of a journal is not. What the program asks beyond the
+        journal is due from `now` on, not from when an execution that had to wait for a worker was started.
         """
         kept = len(self.new)
+        self._present = now
         try:
             self._replay(journal, complete=complete)
         except Halt:
@@ -155,7 +158,9 @@ class Machine:
         self._kept = len(self.new)
         if self.status in TERMINAL:
             return
-        if kind == "ended" and path not in self.open:
+        if kind == "ended" and (
+            path not in self.open or (self._is_held(path) and data.get("outcome") == "unknown")
+        ):
             kind = "late"
         if data.get("outcome") == "done" or data.get("verdict") == "done":
             data = self._with_undo(path, data)
@@ -174,25 +179,35 @@ class Machine:
         if ask.retry_at == due[0]:
             ask.retry_at = None
         elif ask.kind in MAY_HAVE_ACTED:
-            error = {"code": "timeout", "detail": "no answer until its due time", "settling": True}
-            self.tell("ended", path, {"outcome": "unknown", "error": error}, now)
-            if ask.is_message and ask.asked_at is not None:
-                self.taken_back.append(TakenBack(path, ask.asked_at, self.position_of_last_input))
+            self._time_out(path, ask, now)
         else:
             self.tell("ended", path, {"outcome": "done"}, now)
         return True
 
+    def _time_out(self, path: str, ask: Ask, now: datetime) -> None:
+        """What was sent, or runs, has to settle; a local step that waits for its next try runs nowhere."""
+        error: dict[str, Json] = {"code": "timeout", "detail": "no answer until its due time"}
+        if ask.is_message or ask.retry_at is None:
+            error["settling"] = True
+        position = self.position + 1
+        try:
+            self.tell("ended", path, {"outcome": "unknown", "error": error}, now)
+        finally:  # a program that is stopped by this fact keeps it, so its message is taken back all the same
+            if ask.is_message and ask.asked_at is not None and self.position >= position:
+                self.taken_back.append(TakenBack(path, ask.asked_at, position))
+
     def attempt_failed(self, path: str, error: dict[str, Json], at: datetime, *, again: bool = True) -> None:
         """A try of a local step failed: it is tried again later, or has ended `failed`.
 
-        `again` is False when another try cannot help (a result that cannot be stored).
+        `again` is False when another try cannot help (a result that cannot be stored). A step that is held
+        because its time ran out is not tried again either.
         """
         if path not in self.open:
             self.tell("late", path, {"outcome": "failed", "error": error}, at)
             return
         ask = self.open[path][1]
         key = self._seed + f"{path}/{ask.attempt}".encode()
-        delay = ask.retry.delay_after(ask.attempt, key=key) if again else None
+        delay = ask.retry.delay_after(ask.attempt, key=key) if again and not self._is_held(path) else None
         error = error | {"attempts": ask.attempt}
         if delay is None:
             self.tell("ended", path, {"outcome": "failed", "error": error}, at)
@@ -211,8 +226,16 @@ class Machine:
         return None
 
     def runnable(self) -> list[Ask]:
-        """Local work whose time has come."""
-        return [ask for _, ask in self.open.values() if ask.is_local and ask.retry_at is None]
+        """Local work whose time has come. A step that a person has to decide about is not run meanwhile."""
+        return [
+            ask
+            for path, (_, ask) in self.open.items()
+            if ask.is_local and ask.retry_at is None and not self._is_held(path)
+        ]
+
+    def _is_held(self, path: str) -> bool:
+        """Whether `path` is a step that a person has to decide about; it is still open for an answer."""
+        return self.held is not None and self.held.path == path
 
     def take_new(self) -> list[Fact]:
         """The facts that are not yet committed; they are the caller's from now on."""
@@ -277,7 +300,10 @@ class Machine:
         return fact
 
     def _recorded(self) -> Fact | None:
-        """The next recorded fact that the program should see; bystanders on the way are passed."""
+        """The next recorded fact that the program should see; bystanders on the way are passed.
+
+        A worker's death on the way counts, as it does between two turns.
+        """
         if self._past is None:
             return None
         while self._cursor < len(self._past):
@@ -286,6 +312,8 @@ class Machine:
                 return fact
             self._cursor += 1
             self.position = fact.position
+            if fact.kind == "orphaned":
+                self.on_orphaned(fact)
         return None
 
     def _encoded(self, data: dict[str, Json], *, what: str) -> str:
@@ -300,7 +328,7 @@ class Machine:
         """`data` with the undo that its reply makes exact; from then on that one counts."""
         found = self.open.get(path)
         entry = found[1].entry if found is not None and found[1].kind != "undo" else self.unsettled.get(path)
-        if entry is None or entry.undo is None:
+        if entry is None or entry.undo is None or entry.scope.entries.get(entry.path) is not entry:
             return data
         return data | {"undo": self._making_undo(entry.path, entry.undo, True, data.get("value"))}
 
@@ -315,10 +343,11 @@ class Machine:
     def _decide(self) -> None:
         """Live only: what the core itself knows about an ask becomes an input fact."""
         while self._decisions and self.status not in TERMINAL:
-            kind, path, data = self._decisions.popleft()
-            if kind == "ended" and path not in self.open:
-                continue
-            self._input(kind, path, data, self._encoded(data, what=f"{kind} {path}"), "worker")
+            path, data = next(iter(self._decisions.items()))
+            del self._decisions[path]
+            if path in self.open:
+                self.at = max(self.at, self._present)
+                self._input("ended", path, data, self._encoded(data, what=f"ended {path}"), "worker")
 
     def _check_complete(self, known: int) -> None:
         if len(self.new) > known:
@@ -348,6 +377,7 @@ class Machine:
                 f"the journal has {fact.kind} at {fact.path!r}, position {fact.position}; the program never asked there"
             )
         branch, ask = found
+        self._decisions.pop(fact.path, None)
         outcome: str = fact.data["outcome"]
         if ask.kind == "undo":
             del self.open[fact.path]
@@ -358,7 +388,7 @@ class Machine:
             ask.due = ask.retry_at = None
             self.held = Held("unknown-outcome", ask.path, _reason(fact.data))
             return
-        if self.held is not None and self.held.path == ask.path:
+        if self._is_held(ask.path):
             self.held = None
         del self.open[fact.path]
         if outcome == "done":
@@ -369,22 +399,28 @@ class Machine:
             )
 
     def on_late(self, fact: Fact) -> None:
-        """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
+        """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing.
+
+        The first answer counts: after it nothing is unknown any more, and a later one changes nothing.
+        """
         entry = self.unsettled.get(fact.path)
         if entry is None:
             return
         entry.settling = False
         outcome = fact.data["outcome"]
-        if outcome in ("done", "refused"):
+        if outcome != "unknown":
             del self.unsettled[fact.path]
         if entry.scope.entries.get(entry.path) is not entry:
             return
         if outcome == "done":
             entry.known = True
             entry.action = fact.data.get("undo", entry.action)
-        elif outcome == "refused" and entry is not self._undoing:
-            del entry.scope.entries[entry.path]
-            self._release_unwound()
+        elif outcome == "refused":
+            if self.held is not None and self.held.entry is entry and self.held.code == "undo-unknown":
+                self.held = self._undoing = None  # nobody knew how to undo it, and nobody has to
+            if entry is not self._undoing:
+                del entry.scope.entries[entry.path]
+                self._release_unwound()
 
     def on_attempted(self, fact: Fact) -> None:
         found = self.open.get(fact.path)
@@ -400,7 +436,9 @@ class Machine:
         held = self.held
         if held is None or held.path != fact.path:
             return
-        verdict = fact.data["verdict"]
+        verdict = fact.data.get("verdict")
+        if verdict not in (STEP_VERDICTS if held.entry is None else UNDO_VERDICTS):
+            return
         self.held = None
         if held.entry is None:
             self._resolve_step(fact, verdict)
@@ -414,13 +452,18 @@ class Machine:
     def on_resumed(self, fact: Fact) -> None: ...
 
     def on_orphaned(self, fact: Fact) -> None:
-        """The worker that ran this died: its running tries are over, and what it was settling is settled."""
-        for _, ask in self.open.values():
-            if ask.is_local and ask.position < fact.position and ask.retry_at is None:
+        """The worker that ran this died: its running tries are over, and what it was settling is settled.
+
+        When the time to try again had come, the try may have run: that leaves no fact of its own.
+        """
+        for path, (_, ask) in self.open.items():
+            waits = ask.retry_at is not None and ask.retry_at > fact.at
+            if ask.is_local and ask.position < fact.position and not waits and not self._is_held(path):
+                ask.retry_at = None
                 ask.attempt += 1
                 if ask.attempt > ask.retry.attempts:
-                    error = {"code": "worker-lost", "detail": f"{ask.attempt - 1} workers died running it"}
-                    self._decisions.append(("ended", ask.path, {"outcome": "unknown", "error": error}))
+                    error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
+                    self._decisions[path] = {"outcome": "unknown", "error": error}
         for entry in self.unsettled.values():
             if entry.local:
                 entry.settling = False
@@ -446,12 +489,12 @@ class Machine:
             ended = (stop.value, None)
         except Halt as halt:
             self._fault = self._fault or halt
-        except SystemExit as leaving:
-            self._fault = self._fault or ProgramFault(
-                f"SystemExit: {leaving.code}; a flow may not end its worker"
-            )
         except Exception as failure:  # noqa: BLE001  # whatever a program raises is its end
             ended = (None, failure)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as leaving:  # noqa: BLE001  # a flow may not end its worker
+            self._fault = self._fault or ProgramFault(f"{type(leaving).__name__}: {leaving}")
         finally:
             self.current = None
         if self._fault is not None:
@@ -471,7 +514,7 @@ class Machine:
         ask.path = branch.frame.next(ask.name)
         data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
         if ask.timeout is not None:
-            data["due"] = (self.at + ask.timeout).isoformat()
+            data["due"] = self._due_in(ask.timeout)
         if ask.undo is not None:
             data["undo"] = self._making_undo(ask.path, ask.undo, False, None)
         if ask.at_most_once:
@@ -482,12 +525,12 @@ class Machine:
         fact = self._produce("asked", ask.path, unfit or data, text)
         self._listen(branch, ask, fact)
         if "unfit" in fact.data:
-            if unfit is not None:
-                self._decisions.append(
-                    ("ended", ask.path, {"outcome": "refused", "error": fact.data["unfit"]})
-                )
+            self._decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
         elif ask.undo is not None:
             self._register(ask, fact.data.get("undo"), branch.scope)
+
+    def _due_in(self, span: timedelta) -> str:
+        return (max(self.at, self._present) + span).isoformat()
 
     def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:
         """`data` as text; or, when it cannot be stored, the ask as it is recorded instead: refused."""
@@ -530,7 +573,10 @@ class Machine:
         else:
             entry.rank = fact.position
             entry.settling = bool(error_in(fact.data).get("settling"))
-            self.unsettled[ask.path] = entry
+            if outcome == "unknown":
+                self.unsettled[ask.path] = entry
+            else:
+                self.unsettled.pop(ask.path, None)
 
     def _resolve_step(self, fact: Fact, verdict: str) -> None:
         branch, ask = self.open.pop(fact.path)
@@ -540,7 +586,7 @@ class Machine:
         }
         if verdict == "done":
             if ask.entry is not None:
-                ask.entry.known, ask.entry.rank = True, fact.position
+                ask.entry.known, ask.entry.rank, ask.entry.settling = True, fact.position, False
                 ask.entry.action = fact.data.get("undo", ask.entry.action)
                 self.unsettled.pop(ask.path, None)
             self._ready.append((branch, fact.data.get("value"), None))
@@ -584,7 +630,7 @@ class Machine:
         ask.path, ask.entry = path, entry
         data: dict[str, Json] = {"kind": "undo", "name": entry.path, "args": action, "known": entry.known}
         if not local:
-            data["due"] = (self.at + CALL_TIMEOUT).isoformat()
+            data["due"] = self._due_in(CALL_TIMEOUT)
         if not entry.local and entry.asked_at is not None:
             data["undoes_at"] = entry.asked_at.isoformat()
         branch = next(branch for scope, branch in self._unwinding if scope is entry.scope)
@@ -628,8 +674,17 @@ class Machine:
             raise self._stop(ProgramFault(f"{type(error).__name__}: {error}")) from error
         else:
             done = self.undone > 0 and not self.stands
-            self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": structure(error)})
+            self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
             self.result = error
+
+    def _told_of(self, error: BaseException) -> dict[str, Json]:
+        """`error` as it can be stored: without its data, where that is too large or no JSON."""
+        told = structure(error)
+        try:
+            self._encoded({"error": told}, what="the flow's error")
+        except (NotEncodable, TooLarge):
+            del told["data"]
+        return told
 
     def _complete(self, value: Json) -> None:
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from datetime import timedelta
+
+from contracts.limits import SPAN_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,20 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"Retry(attempts={self.attempts}): at least one attempt")
-        if self.first <= timedelta(0) or self.cap < self.first or self.factor < 1:
-            raise ValueError(f"{self}: expected 0 < first <= cap and factor >= 1")
+        if not timedelta(0) < self.first <= self.cap <= SPAN_MAX:
+            raise ValueError(f"{self}: expected 0 < first <= cap, at most ten years")
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"{self}: expected a factor of at least 1")
 
     def delay_after(self, attempt: int, *, key: bytes) -> timedelta | None:
         """The wait after the `attempt`-th try (from 1) failed; None when there is no further try."""
         if attempt >= self.attempts:
             return None
-        exponent = min(attempt - 1, 64)
-        whole = min(self.cap.total_seconds(), self.first.total_seconds() * self.factor**exponent)
+        cap = self.cap.total_seconds()
+        try:
+            whole = min(cap, self.first.total_seconds() * float(self.factor) ** (attempt - 1))
+        except OverflowError:
+            whole = cap
         draw = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest()) / 2**32
         return timedelta(seconds=round(whole * (1 - 0.2 * draw), 6))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from contracts.errors import MalformedJson, NotEncodable, TooLarge
 from contracts.outcome import Outcome
-from orchestrator.core.errors import STOPPING, Halt, storable
+from orchestrator.core.errors import ENDINGS, STOPPING, Halt, storable
 from orchestrator.core.fact import BYSTANDERS, Fact
 from orchestrator.core.machine import Machine
 from orchestrator.store.executions import Mail
@@ -31,6 +31,8 @@ class Inputs:
     mail: int = 0
     orders: int = 0
     guard: bool = False
+    _taken: list[Mail] = field(default_factory=list[Mail])
+    _early: set[int] = field(default_factory=set[int])
 
     def add(self, mail: Sequence[Mail]) -> None:
         self.unread.extend(mail)
@@ -39,19 +41,26 @@ class Inputs:
         """What was counted is stored; counting begins anew."""
         self.mail = self.orders = 0
         self.guard = False
+        self._taken.clear()
+        self._early.clear()
+
+    def unread_again(self) -> Inputs:
+        """As if nothing had been read or obeyed since the last commit."""
+        return Inputs(deque([*self._taken, *self.unread]), self.acted - self._early)
 
     def feed(self, machine: Machine, now: datetime, *, most: int | None = None) -> None:
         """Tell `machine` all that has come, at most `most` inputs: mail by arrival, timers by due time.
 
         Mail comes before a timer on a tie, and the reply to an ask always before that ask's own timeout,
-        however late we are: knowledge beats a guess.
+        however late we are: knowledge beats a guess. When things came only decides their order; what the
+        program is told, and what its next timeouts count from, is `now`.
         """
         told = 0
         while most is None or told < most:
             due = machine.next_due()
             fires = due is not None and due[0] <= now
             if self.unread and not (fires and due is not None and self._fires_first(due)):
-                self._take(machine)
+                self._take(machine, now)
             elif fires and due is not None:
                 self.guard = self.guard or machine.open[due[1]][1].is_message
                 machine.fire(now)
@@ -76,17 +85,18 @@ class Inputs:
 
     def act(self, mail: Mail) -> None:
         self.acted.add(mail.number)
+        self._early.add(mail.number)
         self.orders += 1
 
     def _fires_first(self, due: tuple[datetime, str]) -> bool:
         at, path = due
         return at < self.unread[0].received_at and all(mail.path != path for mail in self.unread)
 
-    def _take(self, machine: Machine) -> None:
+    def _take(self, machine: Machine, now: datetime) -> None:
         mail = self.unread[0]
         before = len(machine.new)
         try:
-            tell(machine, mail, obeyed=mail.number in self.acted)
+            tell(machine, mail, now, obeyed=mail.number in self.acted)
         except Halt:
             if len(machine.new) > before:
                 self._read()
@@ -95,28 +105,39 @@ class Inputs:
 
     def _read(self) -> None:
         mail = self.unread.popleft()
+        self._taken.append(mail)
         self.mail += 1
         if mail.kind == "order" and mail.number not in self.acted:
             self.orders += 1
 
 
-def tell(machine: Machine, mail: Mail, *, obeyed: bool) -> None:
+def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
     """One piece of mail as one fact. What does not fit is `late`, or has no effect; it never fails."""
     data = said(mail)
     if mail.kind == "order":
-        if obeyed:
-            return
-        by = f"operator:{data.get('by')}"
-        order = {key: data.get(key) for key in ("by", "reason")}
-        if data.get("order") == "resolve":
-            more = {"verdict": data.get("verdict"), "value": data.get("value")}
-            machine.tell("resolved", mail.path or "", order | more, mail.received_at, actor=by)
-        else:
-            machine.remark("resumed", "", order | {"mail": mail.number}, mail.received_at, actor=by)
+        if not obeyed:
+            tell_order(machine, mail, data, now)
     elif mail.kind in ("reply", "result"):
         kind = "ended" if mail.epoch == 0 else "late"
         who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
-        tell_outcome(machine, kind, mail.path or "", data, mail.received_at, actor=who)
+        tell_outcome(machine, kind, mail.path or "", data, now, actor=who)
+
+
+def tell_order(machine: Machine, mail: Mail, data: dict[str, Json], now: datetime) -> None:
+    """An order of an operator, with its name and reason. What it decides may be too large to be stored (the
+    undo that a given reply makes exact, say); then it decides nothing, and the execution waits on.
+    """
+    by = f"operator:{storable(str(data.get('by')))}"
+    words = {key: storable(str(data.get(key) or "")) for key in ("by", "reason")}
+    if data.get("order") != "resolve":
+        machine.remark("resumed", "", words | {"mail": mail.number}, now, actor=by)
+        return
+    verdict = {"verdict": data.get("verdict"), "value": data.get("value")}
+    try:
+        machine.tell("resolved", mail.path or "", words | verdict, now, actor=by)
+    except (NotEncodable, TooLarge) as error:
+        verdict = {"verdict": "unfit", "error": {"code": error.code, "detail": storable(str(error))}}
+        machine.tell("resolved", mail.path or "", words | verdict, now, actor=by)
 
 
 def tell_outcome(
@@ -124,10 +145,18 @@ def tell_outcome(
 ) -> None:
     """An outcome as mail carries it; one that cannot be stored is `failed`, and may have acted."""
     try:
-        machine.tell(kind, path, Outcome.from_json(data).as_json(), at, actor=actor)
+        machine.tell(kind, path, outcome_in(data).as_json(), at, actor=actor)
     except (MalformedJson, NotEncodable, TooLarge) as error:
         unfit = Outcome("failed", code=error.code, detail=storable(str(error)))
         machine.tell(kind, path, unfit.as_json(), at, actor=actor)
+
+
+def outcome_in(data: dict[str, Json]) -> Outcome:
+    """Raises MalformedJson when `data` is no outcome that a message or a step can have."""
+    outcome = Outcome.from_json(data)
+    if outcome.kind != "done" and outcome.kind not in ENDINGS:
+        raise MalformedJson("outcome", "/outcome", f"{outcome.kind}, which is for waits")
+    return outcome
 
 
 def said(mail: Mail) -> dict[str, Json]:

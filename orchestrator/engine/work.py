@@ -50,10 +50,14 @@ class Work:
         return bool(self._told)
 
     def begin(self, machine: Machine, *, position: int) -> None:
-        """Start what may act: its `asked` is committed (`position`), or it is plain and follows nothing unstored."""
+        """Start what may act: its `asked` is committed (`position`), or it is plain and follows nothing unstored.
+
+        What ended meanwhile and is not told yet does not begin again.
+        """
+        under_way = {*self._running, *(path for path, _ in self._arrived)}
         for ask in machine.runnable():
             stored = ask.position <= position
-            if ask.path not in self._running and (stored or not (ask.needs_commit or self._told)):
+            if ask.path not in under_way and (stored or not (ask.needs_commit or self._told)):
                 path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
                 key = execution_key(self._claim.execution, self._claim.epoch, path)
                 task = self._run(ask, key)
@@ -61,8 +65,9 @@ class Work:
                 task.add_done_callback(lambda done, path=ask.path: self._over(path, done))
 
     def _over(self, path: str, task: asyncio.Task[Result]) -> None:
-        if self._running.pop(path, None) is not None and not task.cancelled():
-            self._arrived.append((path, task.result()))
+        if self._running.pop(path, None) is not None:
+            if not task.cancelled():  # it was cancelled before it began
+                self._arrived.append((path, task.result()))
             self._arrive()
 
     def stop_closed(self, machine: Machine) -> None:
@@ -73,11 +78,21 @@ class Work:
                 self._running[path].cancel()
 
     def tell(self, machine: Machine, clock: Clock) -> None:
-        """Tell `machine` what has come of the tries that are over."""
+        """Tell `machine` what has come of the tries that are over, and of those that it waits for in vain.
+
+        A local step may time out while nothing of it runs: between two tries, or before its new owner began
+        one. Nobody would ever say that it has settled, and its undo would wait for ever.
+        """
         while self._arrived:
             path, result = self._arrived.pop(0)
             self._told.append((path, result))
             tell(machine, path, result, clock)
+        waiting = [path for path, entry in machine.unsettled.items() if entry.local and entry.settling]
+        for path in waiting:
+            if path in self._running:
+                continue
+            error = {"code": "not-running", "detail": "its time ran out while no try of it ran"}
+            machine.tell("late", path, {"outcome": "unknown", "error": error}, clock.now())
 
     def stored(self) -> None:
         """What was told is committed."""

@@ -1,0 +1,226 @@
+"""A random world around one execution: answers in any order, again, late or never; time; deaths; operators.
+
+Every choice is one byte of a given string. When it is used up the world turns calm: everything is answered well,
+so a run that does not end then waits for something that will never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from contracts.errors import NotEncodable, TooLarge
+from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
+from orchestrator.core.errors import Halt
+from orchestrator.core.fact import Fact
+from orchestrator.core.machine import Machine
+from orchestrator.core.status import TERMINAL
+from orchestrator.testing import NOON
+from tests.core.programs import Node, Program
+
+Json = Any
+
+MOVES_MAX = 400
+OUTCOMES = ("done", "refused", "failed", "unknown")
+REPLIES = ({"r": 1}, {"r": 2}, None, float("nan"))
+
+
+@dataclass(slots=True)
+class World:
+    """One run of `tree`. `journal` is what is committed; `machine` is at its end."""
+
+    tree: Node
+    choices: bytes
+    at: datetime = NOON
+    journal: list[Fact] = field(default_factory=list[Fact])
+    _used: int = 0
+    _said: tuple[str, str] | None = None
+    _stopped: bool = False
+    program: Program = field(init=False)
+    machine: Machine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.program = Program(self.tree)
+        self.machine = self.new_machine()
+
+    def new_machine(self) -> Machine:
+        return Machine(self.program.flow.program)
+
+    def run(self) -> World:
+        """From the start to the end. Fails when the execution waits for something that never comes."""
+        try:
+            self.do(lambda: self.machine.tell("started", "", {"input": 1, "seed": "seed"}, self.at))
+            for _ in range(MOVES_MAX):
+                if self.machine.status in TERMINAL:
+                    break
+                self._move()
+            self.commit()
+        finally:
+            self.machine.evict()
+        assert self.machine.status in TERMINAL, f"waits for ever: {self.journal}"
+        return self
+
+    def pick(self, n: int) -> int:
+        """A number below `n`; 0 when the choices are used up."""
+        if self._used >= len(self.choices):
+            return 0
+        self._used += 1
+        return self.choices[self._used - 1] % n
+
+    def of(self, things: Sequence[Any]) -> Any:
+        return things[self.pick(len(things))]
+
+    # ---- moves ---------------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        if self._stopped:
+            self._resume()
+            return
+        self.at += timedelta(seconds=self.of([1, 0, 20, 400]))
+        if self.pick(4) == 1:
+            self.of([self._noise, self._reload, self._die, self._pass_time])()
+        elif self.machine.held is not None:
+            self._decide()
+        else:
+            self._answer()
+        if self.pick(2) == 1:
+            self.commit()
+
+    def _answer(self) -> None:
+        """Something that is waited for comes."""
+        machine = self.machine
+        calls = [path for path, (_, ask) in machine.open.items() if ask.is_message]
+        settling = [path for path, entry in machine.unsettled.items() if entry.settling]
+        runs = [ask.path for ask in machine.runnable()]
+        if runs and self.pick(3) == 2:
+            path = self.of(runs)
+            self.do(lambda: machine.attempt_failed(path, {"code": "raised"}, self.at))
+        elif calls or runs or settling:
+            self._tell(self.of([*calls, *runs, *settling]), calm=settling == [] or bool(calls or runs))
+        else:
+            self._pass_time()
+
+    def _tell(self, path: str, *, calm: bool = True) -> None:
+        outcome = self.of(OUTCOMES if calm else ("unknown", *OUTCOMES))
+        if outcome == "done":
+            data: dict[str, Json] = {"outcome": "done", "value": self.of(REPLIES)}
+        else:
+            data = {"outcome": outcome, "error": {"code": "c", "detail": "as the world wants it"}}
+        self.do(lambda: self._told(path, data))
+
+    def _told(self, path: str, data: dict[str, Json]) -> None:
+        try:
+            self.machine.tell("ended", path, data, self.at)
+        except (NotEncodable, TooLarge):
+            self.machine.tell("ended", path, {"outcome": "failed", "error": {"code": "unfit"}}, self.at)
+
+    def _pass_time(self) -> None:
+        due = self.machine.next_due()
+        if due is not None:
+            self.at = max(self.at, due[0])
+            self.do(lambda: self.machine.fire(self.at))
+
+    def _noise(self) -> None:
+        """An answer to anything that was ever asked, or an order that fits nothing."""
+        asked = [fact.path for fact in [*self.journal, *self.machine.new] if fact.kind == "asked"]
+        if asked and self.pick(2) == 0:
+            path = self.of(asked)
+            if path not in self.machine.open or self.machine.open[path][1].kind != "timer":
+                self._tell(path)
+        else:
+            held = self.machine.held
+            order = {"verdict": "perhaps", "by": "ann", "reason": "", "value": None}
+            self.do(lambda: self.machine.tell("resolved", held.path if held else "nowhere", order, self.at))
+
+    def _decide(self) -> None:
+        """A person decides about what is held; or what was missing comes after all."""
+        held = self.machine.held
+        assert held is not None
+        asked = held.path if held.entry is None else held.entry.path
+        if self.pick(4) == 3:
+            self._tell(asked)
+            return
+        verdict = self.of(["done", *sorted(STEP_VERDICTS if held.entry is None else UNDO_VERDICTS)])
+        order = {"verdict": verdict, "by": "ann", "reason": "because", "value": self.of(REPLIES[:3])}
+        self.do(lambda: self.machine.tell("resolved", held.path, order, self.at))
+
+    # ---- commits, deaths, deploys --------------------------------------------------------------------------
+
+    def do(self, move: Callable[[], object]) -> None:
+        """Make a move; a program that is stopped by it is held, as the engine holds it."""
+        try:
+            move()
+        except Halt as halt:
+            self._hold(halt)
+
+    def commit(self) -> None:
+        held = self.machine.held
+        if held is not None and (held.code, held.path) != self._said:
+            self._said = (held.code, held.path)
+            self.machine.remark("held", held.path, {"code": held.code, "reason": held.reason}, self.at)
+        self.journal += self.machine.take_new()
+
+    def _hold(self, halt: Halt) -> None:
+        self.machine.remark("held", "", {"code": halt.code, "reason": str(halt)}, self.at)
+        self.journal += self.machine.take_new()
+        self.machine.evict()
+        self._stopped = True
+
+    def _resume(self) -> None:
+        """An operator resumes; perhaps after a deploy, perhaps after a worker died before it could."""
+        self.program.mended = self.pick(3) != 1
+        if self.pick(4) == 1:
+            self._orphan()
+        machine = self.machine = self.new_machine()
+        machine.position = self.journal[-1].position
+        machine.remark("resumed", "", {"by": "ann", "reason": ""}, self.at, actor="operator:ann")
+        self._stopped = False
+        self.do(lambda: machine.replay([*self.journal, *machine.new], now=self.at))
+
+    def _reload(self) -> None:
+        """The machine is let go after a commit and made again from the journal: nothing changes."""
+        self.commit()
+        before = self.machine
+        self._load()
+        if not self._stopped:
+            assert state(self.machine, self.at) == state(before, self.at)
+        before.evict()
+
+    def _die(self) -> None:
+        """The worker dies after a commit; its executions are taken over."""
+        self.commit()
+        self.machine.evict()
+        self._orphan()
+        self._load()
+
+    def _orphan(self) -> None:
+        position = self.journal[-1].position + 1
+        self.journal.append(Fact(position, "orphaned", "", {"by": "w"}, self.at, '{"by":"w"}', "worker"))
+
+    def _load(self) -> None:
+        machine = self.machine = self.new_machine()
+        machine.position = self.journal[-1].position
+        self.do(lambda: machine.replay(self.journal, now=self.at))
+
+
+def state(machine: Machine, now: datetime) -> dict[str, object]:
+    """All of a machine that decides what comes next. A time to try again that has come leaves no fact."""
+    asks = {
+        path: (ask.kind, ask.name, ask.args, ask.attempt, ask.due, ask.position,
+               ask.retry_at if ask.retry_at is not None and ask.retry_at > now else None)
+        for path, (_, ask) in machine.open.items()
+    }  # fmt: skip
+    scopes = [branch.scope for branch, _ in machine.open.values()]
+    kept = {**machine.unsettled, **{path: entry for scope in scopes for path, entry in scope.entries.items()}}
+    entries = {
+        path: (entry.rank, entry.known, entry.settling, entry.action, entry.tries, entry.asked_at)
+        for path, entry in kept.items()
+    }
+    held = machine.held
+    return {
+        "status": machine.status, "open": asks, "to undo": entries, "position": machine.position,
+        "held": held and (held.code, held.path, held.reason, held.entry and held.entry.path),
+        "undone": machine.undone, "stands": machine.stands, "undoing": machine.is_undoing, "new": machine.new,
+    }  # fmt: skip
