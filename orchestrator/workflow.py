@@ -10,15 +10,15 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from contracts.errors import InputInvalid as InputRefused
-from orchestrator.core.context import Context, Op, Saga
+from contracts.errors import shown
+from contracts.limits import NAME_BYTES_MAX
+from orchestrator.core.context import Context, Op, Saga, is_name
 from orchestrator.core.errors import InputInvalid, UsageError
 from orchestrator.core.machine import Machine
 
 Json = Any
 I = TypeVar("I")  # noqa: E741  # what a flow is given
 O = TypeVar("O")  # noqa: E741  # what it returns
-
-NAME_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def workflow(*, name: str, version: str) -> Callable[[Callable[[Context, I], Op[
     Raises UsageError when the name, the version or the function's shape cannot be one of a flow.
     """
     for what, word in (("name", name), ("version", version)):
-        if not word or len(word) > NAME_MAX or not word.isprintable() or "@" in word:
+        if not is_name(word) or "@" in word:
             raise UsageError(
-                f"workflow {what} {word!r}: expected 1 to {NAME_MAX} printable characters without @"
+                f"workflow {what} {shown(word)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text without @"
             )
 
     def register(fn: Callable[[Context, I], Op[O]]) -> Workflow[I, O]:

@@ -22,7 +22,7 @@ from orchestrator.engine.parking import Parked, Parking
 from orchestrator.engine.turn import asks_for_message, turn_of
 from orchestrator.engine.work import Run, Work
 from orchestrator.store.commits import Turn
-from orchestrator.store.executions import Claim, Mail
+from orchestrator.store.executions import UNREADABLE, Claim, Mail
 
 Json = Any
 
@@ -56,8 +56,8 @@ class Engine:
     """What all executions of one worker share.
 
     `reload` reads an execution again, its mail after the given number; it raises LeaseLost when the execution
-    is no longer ours. `forgetful` is for tests: an execution is let go after each fact, and each next one
-    begins with a replay.
+    is no longer ours (whoever claims sets it). `forgetful` is for tests: an execution is let go after each
+    fact, and each next one begins with a replay.
     """
 
     lease: Lease
@@ -67,7 +67,7 @@ class Engine:
     wire: Wire
     observer: Observer
     run_step: Run
-    reload: Callable[[Claim, int], Awaitable[Loaded]]
+    reload: Callable[[Claim, int], Awaitable[Loaded]] = field(init=False)
     forgetful: bool = False
     draining: bool = False
     owned: dict[str, Ownership] = field(default_factory=dict[str, "Ownership"])
@@ -96,8 +96,11 @@ class Ownership:
         self._mail_waits = False
         self._waiter: asyncio.Future[None] | None = None
 
-    async def run(self, loaded: Loaded, machine: Machine | None) -> None:
-        """Take turns until the execution is no longer ours. Raises nothing that concerns only this execution."""
+    async def run(self, loaded: Loaded | None, machine: Machine | None) -> None:
+        """Take turns until the execution is no longer ours. What is not `loaded` is read first.
+
+        What goes wrong with this execution holds it; nothing of that is raised.
+        """
         parked = False
         try:
             parked = await self._own(loaded, machine)
@@ -110,34 +113,42 @@ class Ownership:
             if not parked:
                 self._evict()
 
-    async def _own(self, loaded: Loaded, machine: Machine | None) -> bool:
+    async def _own(self, loaded: Loaded | None, machine: Machine | None) -> bool:
+        self._at = machine
         while True:
-            turn = await self._guarded(loaded, machine)
+            if loaded is None:
+                self._evict()
+                loaded = await self._engine.reload(self.claim, self._mail_read)
+                self._inputs = Inputs()
+                self._work.again()
+            turn = await self._guarded(loaded)
             if turn is not None:
                 return self._park(turn)
-            self._evict()
-            loaded, machine = await self._engine.reload(self.claim, self._mail_read), None
-            self._inputs = Inputs()
-            self._work.again()
+            loaded = None
 
-    async def _guarded(self, loaded: Loaded, machine: Machine | None) -> Turn | None:
+    async def _guarded(self, loaded: Loaded) -> Turn | None:
         """The turn that released the execution; None when its row did not match, so that it is read again."""
         try:
-            self._begin(loaded, machine)
+            self._begin(loaded)
             return await self._take_turns()
         except Halt as halt:
-            alone = isinstance(halt, Computes | Stopped)
+            alone = isinstance(halt, Computes | Stopped | Unreadable)
             return await self._hold(halt.code, str(halt), alone=alone)
+        except LeaseLost:
+            raise
         except BadTurn as bad:
             return await self._hold(UNSTORABLE, str(bad), alone=True)
+        except Exception as error:  # noqa: BLE001  # a mistake of ours in one execution must not strand it
+            return await self._hold(UNSTORABLE, f"{type(error).__name__}: {error}", alone=True)
 
-    def _begin(self, loaded: Loaded, machine: Machine | None) -> None:
+    def _begin(self, loaded: Loaded) -> None:
         """Bring the machine to where the journal ends."""
         self._inputs.add(loaded.mail)
-        if machine is not None:
-            self._at = machine
-        else:
+        if self._at is None:
             journal = loaded.journal or []
+            bad = next((fact for fact in journal if fact.kind == UNREADABLE), None)
+            if bad is not None:
+                raise Unreadable(f"the journal cannot be read at position {bad.position}: {bad.data['why']}")
             self._at = Machine(self._flow.program)
             self._inputs.acted = acted_in(journal)
             self._machine.position = self._position
@@ -291,11 +302,12 @@ class Ownership:
         With `alone`, only why: what the turn said cannot be stored, so no mail is read. The orders that woke
         the execution count as obeyed, else they would wake it for ever.
         """
-        machine, data = self._machine, {"code": code, "reason": storable(reason)}
-        if alone:
+        machine = self._at
+        data: dict[str, Json] = {"code": code, "reason": storable(reason)}
+        if machine is None or alone:
             machine = Machine(self._flow.program)
             machine.position = self._position
-            self._inputs = Inputs(self._inputs.unread, self._inputs.acted)
+            self._inputs = self._inputs.unread_again()
             orders = [mail.number for mail in self._inputs.refuse_orders()]
             data = data | ({"orders": orders} if orders else {})
         machine.remark("held", "", data, self._engine.clock.now())
@@ -346,6 +358,12 @@ class Ownership:
         parked = Parked(self._machine, self.claim.fence, self._position)
         self._engine.parking.park(self.claim.execution, parked)
         return True
+
+
+class Unreadable(Halt):
+    """A fact that some client of the database wrote cannot be read."""
+
+    code: ClassVar[str] = UNSTORABLE
 
 
 class Computes(LimitExceeded):

@@ -13,11 +13,15 @@ from datetime import datetime
 from typing import Any, Final, LiteralString, cast
 
 from contracts import strict_json
+from contracts.errors import MalformedJson, shown
 from orchestrator.core.fact import Fact
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 Json = Any
+
+UNREADABLE: Final = "unreadable"
+"""The kind of a fact in memory whose payload cannot be read. No journal has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,21 @@ async def claim(
     return [Claim(*row) for row in await cursor.fetchall()]
 
 
+OWNED: Final[LiteralString] = """
+    select e.tenant_id, e.execution_id::text, e.fence, e.position, e.epoch, e.mail_read, e.mail_received,
+           e.status, e.definition, e.version, clock_timestamp()
+      from waypost.execution e
+     where e.owner = %(me)s::uuid
+     order by e.tenant_id, e.execution_id
+"""
+
+
+async def owned_by(conn: Connection, *, me: str) -> list[Claim]:
+    """All that worker `me` owns, as it was claimed."""
+    cursor = await conn.execute(OWNED, {"me": me}, prepare=False)
+    return [Claim(*row) for row in await cursor.fetchall()]
+
+
 JOURNAL: Final[LiteralString] = """
     select t.execution_id::text, j.position, j.kind, j.path, j.payload::text, j.at
       from unnest(%(tenants)s::int[], %(ids)s::uuid[]) as t(tenant_id, execution_id)
@@ -103,13 +122,18 @@ JOURNAL: Final[LiteralString] = """
 async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, list[Fact]]:
     """The facts of each execution in `of` (tenant, execution), in order of position.
 
-    Raises ValueError when a payload that a client of the database wrote itself is not strict JSON.
+    A payload that cannot be read (any client of the database may have written one) is a fact of kind
+    UNREADABLE whose data say why, so that it stops its own execution and no other.
     """
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
     cursor = await conn.execute(JOURNAL, parameters, prepare=False)
     found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
     for execution, position, kind, path, payload, at in await cursor.fetchall():
-        found[execution].append(Fact(position, kind, path, payload_of(kind, payload), at))
+        try:
+            fact = Fact(position, kind, path, payload_of(kind, payload), at)
+        except (ValueError, RecursionError, MalformedJson) as error:
+            fact = Fact(position, UNREADABLE, path, {"why": f"{kind}: {error}"}, at)
+        found[execution].append(fact)
     return found
 
 
@@ -117,7 +141,10 @@ def payload_of(kind: str, text: str | None) -> dict[str, Json]:
     """A fact's data. `started` may come from any client of the database, so it alone is read strictly."""
     if text is None:
         return {}
-    return strict_json.decode(text, what="the input") if kind == "started" else json.loads(text)
+    found: Json = strict_json.decode(text, what="payload") if kind == "started" else json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, found {shown(found)}")  # noqa: TRY004  # as any other unreadable one
+    return cast("dict[str, Json]", found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ async def take_over(conn: Connection, *, limit: int, now: datetime | None = None
     The join to buried workers is positive on purpose: "its owner has no row" would be an anti-join, which does
     not see a row that is inserted meanwhile.
     """
-    cursor = await conn.execute(TAKE_OVER, {"n": limit, "now": now}, prepare=True)
+    cursor = await conn.execute(TAKE_OVER, {"n": limit, "now": now}, prepare=False)
     return [row[0] for row in await cursor.fetchall()]
 
 

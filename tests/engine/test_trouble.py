@@ -15,9 +15,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from contracts.errors import UnsafeDatabase
 from contracts.outcome import Outcome
-from orchestrator import Context, workflow
+from orchestrator import Context, UsageError, workflow
 from orchestrator.client import Client
-from orchestrator.engine import committer
+from orchestrator.core import context
+from orchestrator.core.fact import Fact
+from orchestrator.engine import committer, turn
 from orchestrator.engine.committer import Committer
 from orchestrator.flows import Flows
 from orchestrator.store import commits, database, executions, workers
@@ -126,14 +128,20 @@ async def test_a_reply_that_comes_while_the_timeout_is_being_committed_wins(
     assert await broken(conn) == []
 
 
+UNREAD_ORDERS = """
+    select status, wake_at, orders_received, orders_read from waypost.execution where execution_id = %s
+"""
+
+
 @workflow(name="unstorable", version="1")
 async def unstorable(ctx: Context, n: int) -> None:
     await ctx.call("x" * 200, "a.b", {"n": n})
 
 
 async def test_a_turn_that_the_database_refuses_stands_alone_and_is_held(
-    working: Working, client: Client, conn: Connection
+    working: Working, client: Client, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(context, "NAME_BYTES_MAX", 1000)  # else the call itself would be refused
     flows = Flows([unstorable, *FLOWS])
     bad = await client.start(unstorable, 1)
     good = await client.start_many(FLOWS.get("three"), [(n, None) for n in range(7)])
@@ -143,8 +151,10 @@ async def test_a_turn_that_the_database_refuses_stands_alone_and_is_held(
         others = [await client.wait(one.execution_id, seconds=30) for one in good]
         await client.resume(bad.execution_id, by="ann", reason="again")
         await moments.until("execution held", execution=str(bad.execution_id), times=2)
+        [row] = await (await conn.execute(UNREAD_ORDERS, (bad.execution_id,))).fetchall()
 
     assert view.held is not None
+    assert row == ("held", None, 1, 1)
     assert (view.row.status, view.held.code) == ("held", "unstorable")
     assert "keys_are_bounded" in view.held.reason
     assert {other.row.status for other in others} == {"completed"}
@@ -254,3 +264,111 @@ async def test_an_unsafe_database_is_refused_at_start(hints: Hints, dsn: str, co
 
         with pytest.raises(UnsafeDatabase, match="synchronous_commit"):
             await worker.run(asyncio.Event())
+
+
+@workflow(name="misspells", version="1")
+async def misspells(ctx: Context, n: int) -> str:
+    try:
+        await ctx.call("payments", "pay\tment.charge", {"n": n})
+    except UsageError as error:
+        return str(error)
+    return "sent"
+
+
+async def test_a_type_that_no_message_can_have_is_refused_before_anything_is_written(
+    working: Working, client: Client
+) -> None:
+    started = await client.start(misspells, 1)
+
+    async with working(flows=Flows([misspells])):
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert (view.row.status, view.messages) == ("completed", [])
+    assert "expected 1 to 512 bytes of printable text" in view.output
+
+
+async def test_a_mistake_of_the_engine_in_one_execution_holds_it_and_no_other(
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = await client.start(FLOWS.get("pays"), "A")
+    good = await client.start(FLOWS.get("three"), 1)
+
+    def broken(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(turn, "message_of", broken)
+    async with working():
+        view = await client.wait(bad.execution_id, seconds=30)
+        other = await client.wait(good.execution_id, seconds=30)
+
+    assert view.held is not None
+    assert (view.row.status, view.held.reason, other.row.status) == (
+        "held",
+        "KeyError: 'a mistake'",
+        "completed",
+    )
+
+
+@pytest.mark.parametrize("payload", ['{"input": 1e5000}', "[" * 100 + "]" * 100, "7", '{"input": "many"}'])
+async def test_an_input_that_cannot_be_read_holds_its_execution_and_no_other(
+    working: Working, client: Client, conn: Connection, payload: str
+) -> None:
+    await conn.execute(
+        "select waypost.start_executions('{1}', array[gen_random_uuid()], '{three}', '{1}', '{bad}', '{null}', "
+        "array[%s]::jsonb[], '{null}')",
+        (payload,),
+    )
+    good = await client.start_many(FLOWS.get("three"), [(n, None) for n in range(5)])
+
+    async with working():
+        [bad] = await client.list(key="bad")
+        view = await client.wait(bad.execution_id, seconds=30)
+        others = [await client.wait(one.execution_id, seconds=30) for one in good]
+
+    assert view.held is not None
+    assert (view.row.status, {other.row.status for other in others}) == ("held", {"completed"})
+    assert await broken(conn) == []
+
+
+async def test_a_claim_whose_answer_is_lost_is_found_again(
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lost = executions.claim, asyncio.Event()
+
+    async def answer_lost(*args: Any, **more: Any) -> list[executions.Claim]:
+        claims = await real(*args, **more)
+        if claims and not lost.is_set():
+            lost.set()
+            raise psycopg.OperationalError("the connection is gone")
+        return claims
+
+    monkeypatch.setattr(executions, "claim", answer_lost)
+    started = await client.start(FLOWS.get("three"), 1)
+    async with working() as moments:
+        view = await client.wait(started.execution_id, seconds=30)
+        await moments.until("worker failed")
+        moments.all = [moment for moment in moments.all if moment[0] != "worker failed"]
+
+    assert lost.is_set()
+    assert (view.row.status, view.row.fence, moments.count("execution adopted")) == ("completed", 1, 1)
+
+
+async def test_a_journal_that_could_not_be_read_is_read_again(
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = executions.journals, asyncio.Event()
+
+    async def fails_once(*args: Any) -> dict[str, list[Fact]]:
+        if not failed.is_set():
+            failed.set()
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await real(*args)
+
+    monkeypatch.setattr(executions, "journals", fails_once)
+    started = await client.start_many(FLOWS.get("three"), [(n, None) for n in range(5)])
+    async with working() as moments:
+        views = [await client.wait(one.execution_id, seconds=30) for one in started]
+        moments.all = [moment for moment in moments.all if moment[0] != "worker failed"]
+
+    assert failed.is_set()
+    assert {view.row.status for view in views} == {"completed"}
