@@ -174,7 +174,7 @@ def undo_of(how: Undone, n: int) -> Undo[Any] | None:
 
 
 def asks() -> st.SearchStrategy[Ask]:
-    undos: list[Undone] = ["no", "fixed", "exact", "needs reply", "local"]
+    undos: list[Undone] = ["fixed", "exact", "local", "needs reply", "no"]
     kinds: list[Literal["call", "step"]] = ["call", "step"]
     return st.builds(
         Ask,
@@ -188,15 +188,19 @@ def asks() -> st.SearchStrategy[Ask]:
 
 
 def trees() -> st.SearchStrategy[Node]:
-    """Flows of up to some ten parts."""
+    """Flows of some ten parts; every second one ends with an error, so that what it did is undone."""
     others: list[Node] = [Sleep(), Draw(), Fail(), Bug(), Unfit()]
-    kinds: list[Literal["seq", "loop", "try", "finally"]] = ["seq", "loop", "try", "finally"]
-    leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), st.sampled_from(others))
-    tree: st.SearchStrategy[Node] = st.recursive(
+    kinds: list[Literal["seq", "loop", "try", "finally"]] = ["seq", "loop", "try", "finally", "try", "seq"]
+    leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), asks(), st.sampled_from(others))
+    part: st.SearchStrategy[Node] = st.recursive(
         leaf,
         lambda kids: st.builds(
-            Block, kind=st.sampled_from(kinds), parts=st.lists(kids, min_size=1, max_size=4).map(tuple)
+            Block, kind=st.sampled_from(kinds), parts=st.lists(kids, min_size=2, max_size=4).map(tuple)
         ),
-        max_leaves=10,
+        max_leaves=6,
     )
-    return tree
+    return st.builds(whole, st.lists(part, min_size=1, max_size=4), fails=st.booleans())
+
+
+def whole(parts: list[Node], *, fails: bool) -> Node:
+    return Block("seq", (*parts, Fail()) if fails else tuple(parts))

@@ -24,7 +24,7 @@ EXAMPLES = int(os.environ.get("WAYPOST_EXAMPLES", "150"))
 
 def in_every_world(test: Callable[[Node, bytes], None]) -> Callable[..., None]:
     search = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, print_blob=False)
-    return search(given(tree=trees(), choices=st.binary(max_size=200))(test))
+    return search(given(tree=trees(), choices=st.binary(min_size=120, max_size=120))(test))
 
 
 def produced(journal: Sequence[Fact]) -> tuple[list[Fact], bool]:

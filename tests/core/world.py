@@ -94,7 +94,9 @@ class World:
         calls = [path for path, (_, ask) in machine.open.items() if ask.is_message]
         settling = [path for path, entry in machine.unsettled.items() if entry.settling]
         runs = [ask.path for ask in machine.runnable()]
-        if runs and self.pick(3) == 2:
+        if self.pick(4) == 3:
+            self._pass_time()
+        elif runs and self.pick(3) == 2:
             path = self.of(runs)
             self.do(lambda: machine.attempt_failed(path, {"code": "raised"}, self.at))
         elif calls or runs or settling:
