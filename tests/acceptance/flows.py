@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from examples.shop.contracts import Charge, Order, Receipt, Release, Reserve, Ship
-from orchestrator import Context, local, seconds, workflow
+from orchestrator import Context, Retry, local, seconds, workflow
 
 FOLDER = "ACCEPTANCE_FOLDER"
 """Names the folder in which local steps leave their traces and look for the gate."""
@@ -43,7 +43,8 @@ async def packed(ctx: Context, order: Order) -> Receipt:
 async def weighed(ctx: Context, order: Order) -> Receipt:
     """The shop's order, with a step between its calls that keeps a worker busy for a moment."""
     await ctx.call(Reserve(order=order.id, lines=order.lines), undo=Release(order=order.id))
-    await ctx.step(weigh_slowly, order.id, undo=local(unweigh, order.id))
+    often = Retry(attempts=100)  # a worker that is killed uses up a try
+    await ctx.step(weigh_slowly, order.id, undo=local(unweigh, order.id), retry=often)
 
     charge = Charge(order=order.id, amount=order.total, card=order.card)
     paid = await ctx.call(charge, undo=charge.refund)
