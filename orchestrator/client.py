@@ -16,6 +16,7 @@ from contracts import strict_json, trace
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
 from contracts.identifiers import uuid7
 from contracts.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
@@ -29,8 +30,6 @@ from receiver.inbox import MailItem
 Json = Any
 Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
 
-UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
-STEP_VERDICTS: Final = frozenset({"done", "not_done", "skip"})
 WORDS_MAX: Final = 500
 """Characters of a name or a reason that an operator gives."""
 

@@ -150,7 +150,7 @@ class FlowTester(Generic[I, O]):
         return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
 
     def _keep(self) -> None:
-        for back in [path for path, entry in self.machine.unsettled.items() if entry.settling]:
+        for back in [path for path, entry in self.machine.undoing.unsettled.items() if entry.settling]:
             self.machine.tell("late", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
         self.journal += self.machine.take_new()
         again = Machine(self.flow.program)

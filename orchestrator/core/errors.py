@@ -149,3 +149,16 @@ def structure(error: BaseException) -> dict[str, Json]:
         "code": "raised",
         "detail": storable(str(error)),
     }
+
+
+def error_in(data: dict[str, Json]) -> dict[str, Json]:
+    """The error that an outcome carries; empty when it has none."""
+    error: dict[str, Json] | None = data.get("error")
+    return error or {}
+
+
+def reason_of(data: dict[str, Json]) -> str:
+    """An outcome in words: `unknown: timeout no answer until its due time`."""
+    error = error_in(data)
+    words = f"{data['outcome']}: {error.get('code') or 'error'} {error.get('detail') or ''}"
+    return storable(words.strip())

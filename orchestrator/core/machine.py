@@ -23,35 +23,27 @@ from orchestrator.core.branch import Branch
 from orchestrator.core.errors import (
     ENDINGS,
     FAULTS,
-    STOPPING,
     Halt,
     LimitExceeded,
     NonDeterminism,
     ProgramFault,
     StepFailed,
     UsageError,
+    reason_of,
     storable,
     structure,
 )
-from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact, saying
+from orchestrator.core.fact import BYSTANDERS, Fact, saying
+from orchestrator.core.past import Past
 from orchestrator.core.path import undo_path
 from orchestrator.core.retry import ONCE, UNDO_RETRY
 from orchestrator.core.status import TERMINAL, Status
+from orchestrator.core.undoing import Held, Undoing
 
 Json = Any
 Program = Callable[["Machine", Json], Coroutine[Any, Any, Json]]
 
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Why a person is needed at `path`: `entry` could not be undone, or (None) a step's outcome is unknown."""
-
-    code: str
-    path: str
-    reason: str
-    entry: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +82,13 @@ class Machine:
         self.at = BEGINNING
         self.started: dict[str, Json] = {}
         self.result: Json = None
-        self.undone = 0
-        self.stands: list[str] = []
-        self.unsettled: dict[str, Entry] = {}
+        self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.current: Branch | None = None
         self._seed = b""
         self._root: Branch | None = None
         self._ready: deque[tuple[Branch, Json, BaseException | None]] = deque()
         self._due: list[tuple[datetime, int, str]] = []
-        self._unwinding: list[tuple[Scope, Branch]] = []
-        self._undoing: Entry | None = None
-        self._past: Sequence[Fact] | None = None
-        self._cursor = 0
+        self._past: Past | None = None
         self._present = BEGINNING
         self._decisions: dict[str, dict[str, Json]] = {}
         self._kept = 0
@@ -130,22 +117,18 @@ class Machine:
         self._decide()
 
     def _replay(self, journal: Sequence[Fact], *, complete: bool) -> None:
-        self._past, self._cursor = journal, 0
+        past = self._past = Past(journal)
         known = len(self.new)
-        end = _end_of(journal)
-        while self._cursor < len(journal):
-            fact = journal[self._cursor]
-            if fact.kind in PRODUCED:
-                raise NonDeterminism(
-                    f"the journal has {saying(fact.kind, fact.path, fact.data)} at position {fact.position}; "
-                    f"the program no longer asks for it"
-                )
-            if self._cursor == end.cursor and complete and not end.unfinished:
+        unchecked = complete and not past.is_unfinished
+        while True:
+            fact = past.next_input()
+            if unchecked and past.is_at_its_end:
+                unchecked = False
                 self._check_complete(known)
-            self._cursor += 1
+            if fact is None:
+                return
+            past.take()
             self.apply(fact)
-        if end.cursor == len(journal) and complete and not end.unfinished:
-            self._check_complete(known)
 
     def tell(
         self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"
@@ -287,7 +270,8 @@ class Machine:
                         f"{recorded.position}; the program says {saying(kind, path, data)}"
                     )
                 )
-            self._cursor += 1
+            assert self._past is not None, "what is recorded is in the past"
+            self._past.take()
             self.position = recorded.position
             return recorded
         if self.position >= self.facts_max:
@@ -300,21 +284,15 @@ class Machine:
         return fact
 
     def _recorded(self) -> Fact | None:
-        """The next recorded fact that the program should see; bystanders on the way are passed.
-
-        A worker's death on the way counts, as it does between two turns.
-        """
-        if self._past is None:
+        """The next recorded fact that the program should see. A worker's death on the way to it counts."""
+        past = self._past
+        if past is None:
             return None
-        while self._cursor < len(self._past):
-            fact = self._past[self._cursor]
-            if fact.kind not in BYSTANDERS:
-                return fact
-            self._cursor += 1
-            self.position = fact.position
-            if fact.kind == "orphaned":
-                self.on_orphaned(fact)
-        return None
+        fact = past.recorded()
+        self.position = max(self.position, past.position)
+        while past.deaths:
+            self.on_orphaned(past.deaths.pop(0))
+        return fact
 
     def _encoded(self, data: dict[str, Json], *, what: str) -> str:
         text = strict_json.encode(data, what=what)
@@ -327,8 +305,12 @@ class Machine:
     def _with_undo(self, path: str, data: dict[str, Json]) -> dict[str, Json]:
         """`data` with the undo that its reply makes exact; from then on that one counts."""
         found = self.open.get(path)
-        entry = found[1].entry if found is not None and found[1].kind != "undo" else self.unsettled.get(path)
-        if entry is None or entry.undo is None or entry.scope.entries.get(entry.path) is not entry:
+        entry = (
+            found[1].entry
+            if found is not None and found[1].kind != "undo"
+            else self.undoing.unsettled.get(path)
+        )
+        if entry is None or entry.undo is None or not self.undoing.waits(entry):
             return data
         return data | {"undo": self._making_undo(entry.path, entry.undo, True, data.get("value"))}
 
@@ -383,10 +365,10 @@ class Machine:
             del self.open[fact.path]
             self._undo_ended(fact, ask)
             return
-        self._settle_entry(fact, ask, outcome)
+        self.undoing.ended(ask, fact, outcome)
         if outcome == "unknown" and ask.hold:
             ask.due = ask.retry_at = None
-            self.held = Held("unknown-outcome", ask.path, _reason(fact.data))
+            self.held = Held("unknown-outcome", ask.path, reason_of(fact.data))
             return
         if self._is_held(ask.path):
             self.held = None
@@ -399,28 +381,14 @@ class Machine:
             )
 
     def on_late(self, fact: Fact) -> None:
-        """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing.
-
-        The first answer counts: after it nothing is unknown any more, and a later one changes nothing.
-        """
-        entry = self.unsettled.get(fact.path)
-        if entry is None:
+        """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
+        needless = self.undoing.late(fact)
+        if needless is None:
             return
-        entry.settling = False
-        outcome = fact.data["outcome"]
-        if outcome != "unknown":
-            del self.unsettled[fact.path]
-        if entry.scope.entries.get(entry.path) is not entry:
-            return
-        if outcome == "done":
-            entry.known = True
-            entry.action = fact.data.get("undo", entry.action)
-        elif outcome == "refused":
-            if self.held is not None and self.held.entry is entry and self.held.code == "undo-unknown":
-                self.held = self._undoing = None  # nobody knew how to undo it, and nobody has to
-            if entry is not self._undoing:
-                del entry.scope.entries[entry.path]
-                self._release_unwound()
+        if self.held is not None and self.held.entry is needless and self.held.code == "undo-unknown":
+            self.held = self.undoing.current = None  # nobody knew how to undo it, and nobody has to
+        if needless is not self.undoing.current:
+            self._go_on(self.undoing.dropped(needless))
 
     def on_attempted(self, fact: Fact) -> None:
         found = self.open.get(fact.path)
@@ -445,7 +413,7 @@ class Machine:
         elif verdict == "retry":
             self._ask_undo(held.entry)
         else:
-            self._undo_over(held.entry, stands=verdict != "done")
+            self._go_on(self.undoing.over(held.entry, stands=verdict != "done"))
 
     def on_held(self, fact: Fact) -> None: ...
 
@@ -464,9 +432,7 @@ class Machine:
                 if ask.attempt > ask.retry.attempts:
                     error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
                     self._decisions[path] = {"outcome": "unknown", "error": error}
-        for entry in self.unsettled.values():
-            if entry.local:
-                entry.settling = False
+        self.undoing.settle_local()
 
     # ---- running branches ----------------------------------------------------------------------------------
 
@@ -504,7 +470,7 @@ class Machine:
         elif isinstance(request, Ask):
             self._ask(branch, request)
         elif isinstance(request, Unwind):
-            self._unwind(branch, request.scope)
+            self._unwind(request.scope, branch)
         else:
             self._ready.append((branch, None, _foreign(request)))
 
@@ -527,7 +493,10 @@ class Machine:
         if "unfit" in fact.data:
             self._decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
         elif ask.undo is not None:
-            self._register(ask, fact.data.get("undo"), branch.scope)
+            try:
+                self.undoing.register(ask, fact.data.get("undo"), branch.scope)
+            except LimitExceeded as error:
+                raise self._stop(error) from None
 
     def _due_in(self, span: timedelta) -> str:
         return (max(self.at, self._present) + span).isoformat()
@@ -544,11 +513,6 @@ class Machine:
                 "unfit": {"code": code, "detail": storable(str(error))},
             }
 
-    def _register(self, ask: Ask, action: Json, scope: Scope) -> None:
-        if len(scope.entries) >= UNDOS_MAX:
-            raise self._stop(LimitExceeded(f"undos_max: {UNDOS_MAX} steps would have to be undone"))
-        scope.entries[ask.path] = ask.entry = Entry(ask, action, scope)
-
     def _listen(self, branch: Branch, ask: Ask, fact: Fact) -> None:
         ask.position, ask.asked_at = fact.position, fact.at
         ask.args = fact.data.get("args", ask.args)
@@ -558,64 +522,34 @@ class Machine:
             ask.due = datetime.fromisoformat(due)
             heapq.heappush(self._due, (ask.due, fact.position, ask.path))
 
-    def _settle_entry(self, fact: Fact, ask: Ask, outcome: str) -> None:
-        """What an outcome means for the undo of what it ends."""
-        entry = ask.entry
-        if entry is None:
-            return
-        if outcome == "done":
-            entry.rank, entry.known, entry.settling = fact.position, True, False
-            entry.action = fact.data.get("undo", entry.action)
-            self.unsettled.pop(ask.path, None)
-        elif outcome == "refused":
-            entry.scope.entries.pop(ask.path, None)
-            self.unsettled.pop(ask.path, None)
-        else:
-            entry.rank = fact.position
-            entry.settling = bool(error_in(fact.data).get("settling"))
-            if outcome == "unknown":
-                self.unsettled[ask.path] = entry
-            else:
-                self.unsettled.pop(ask.path, None)
-
     def _resolve_step(self, fact: Fact, verdict: str) -> None:
+        """A person said what became of a step: the branch that waits goes on with that."""
         branch, ask = self.open.pop(fact.path)
-        said = {
-            "code": "resolved",
-            "detail": f"{verdict} by {fact.data.get('by')}: {fact.data.get('reason')}",
-        }
+        detail = f"{verdict} by {fact.data.get('by')}: {fact.data.get('reason')}"
+        said = {"code": "resolved", "detail": detail}
         if verdict == "done":
-            if ask.entry is not None:
-                ask.entry.known, ask.entry.rank, ask.entry.settling = True, fact.position, False
-                ask.entry.action = fact.data.get("undo", ask.entry.action)
-                self.unsettled.pop(ask.path, None)
+            self.undoing.ended(ask, fact, "done")
             self._ready.append((branch, fact.data.get("value"), None))
         elif verdict == "not_done":
-            if ask.entry is not None:
-                ask.entry.scope.entries.pop(ask.path, None)
-                self.unsettled.pop(ask.path, None)
+            self.undoing.ended(ask, fact, "refused")
             self._ready.append((branch, None, ENDINGS["refused"](ask.path, ask.name, said)))
         else:
             self._ready.append((branch, None, ENDINGS["unknown"](ask.path, ask.name, said)))
 
     # ---- undoing -------------------------------------------------------------------------------------------
 
-    def _unwind(self, branch: Branch, scope: Scope) -> None:
-        if not scope.entries:
-            self._ready.append((branch, None, None))
-            return
-        self._unwinding.append((scope, branch))
+    def _unwind(self, scope: Scope, branch: Branch) -> None:
+        if not self.undoing.unwind(scope, branch):
+            self._go_on([branch])
+
+    def _go_on(self, branches: Sequence[Branch]) -> None:
+        self._ready.extend((branch, None, None) for branch in branches)
 
     def _next_undo(self) -> None:
-        """One undo at a time in the whole execution: of all that wait, the one that ended last.
-
-        It waits for what is settling rather than overtake it, and stops while a person is needed.
-        """
-        if self._undoing is not None or self.held is not None or not self._unwinding:
-            return
-        entry = max((e for scope, _ in self._unwinding for e in scope.entries.values()), key=lambda e: e.rank)
-        if not entry.settling:
-            self._undoing = entry
+        """One undo at a time, and none while a person is needed."""
+        entry = self.undoing.next() if self.held is None else None
+        if entry is not None:
+            self.undoing.current = entry
             self._ask_undo(entry)
 
     def _ask_undo(self, entry: Entry) -> None:
@@ -633,37 +567,16 @@ class Machine:
             data["due"] = self._due_in(CALL_TIMEOUT)
         if not entry.local and entry.asked_at is not None:
             data["undoes_at"] = entry.asked_at.isoformat()
-        branch = next(branch for scope, branch in self._unwinding if scope is entry.scope)
-        self._listen(branch, ask, self._produce("asked", path, data))
+        self._listen(self.undoing.branch_of(entry), ask, self._produce("asked", path, data))
 
     def _undo_ended(self, fact: Fact, ask: Ask) -> None:
-        entry = self._undoing
+        entry = self.undoing.current
         assert entry is not None, f"{fact}: no undo runs"
         assert entry is ask.entry, f"{fact} ends an undo that does not run"
         if fact.data["outcome"] == "done":
-            self._undo_over(entry, stands=False)
+            self._go_on(self.undoing.over(entry, stands=False))
         else:
-            self.held = Held("undo-failed", ask.path, _reason(fact.data), entry)
-
-    def _undo_over(self, entry: Entry, *, stands: bool) -> None:
-        self._undoing = None
-        if stands:
-            self.stands.append(entry.path)
-        else:
-            self.undone += 1
-        del entry.scope.entries[entry.path]
-        self._release_unwound()
-
-    def _release_unwound(self) -> None:
-        for scope, branch in list(self._unwinding):
-            if not scope.entries:
-                self._unwinding.remove((scope, branch))
-                self._ready.append((branch, None, None))
-
-    @property
-    def is_undoing(self) -> bool:
-        """Whether the execution undoes what it did."""
-        return bool(self._unwinding)
+            self.held = Held("undo-failed", ask.path, reason_of(fact.data), entry)
 
     # ---- the end -------------------------------------------------------------------------------------------
 
@@ -673,7 +586,7 @@ class Machine:
         elif is_fault(error):
             raise self._stop(ProgramFault(f"{type(error).__name__}: {error}")) from error
         else:
-            done = self.undone > 0 and not self.stands
+            done = self.undoing.undone > 0 and not self.undoing.stands
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
             self.result = error
 
@@ -699,10 +612,10 @@ class Machine:
         self.result = value
 
     def _finish(self, status: Status, data: dict[str, Json]) -> None:
-        undone: dict[str, Json] = (
-            {"undone": self.undone} if self.undone or status is Status.COMPENSATED else {}
-        )
-        stands: dict[str, Json] = {"stands": self.stands} if self.stands else {}
+        undoing = self.undoing
+        counted = undoing.undone > 0 or status is Status.COMPENSATED
+        undone: dict[str, Json] = {"undone": undoing.undone} if counted else {}
+        stands: dict[str, Json] = {"stands": undoing.stands} if undoing.stands else {}
         self._produce("finished", "", {"kind": str(status), **data, **undone, **stands})
         self.status = status
         self.open.clear()
@@ -736,26 +649,6 @@ class Machine:
             self._root.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Where the loaded journal must be complete (`cursor`), and whether its last input may lack consequences."""
-
-    cursor: int
-    unfinished: bool
-
-
-def _end_of(journal: Sequence[Fact]) -> _End:
-    """A journal is complete before a trailing `orphaned`, whose consequences come only with its replay."""
-    last = len(journal) - 1
-    stopped = False
-    while last >= 0 and journal[last].kind in BYSTANDERS:
-        stopped = stopped or (journal[last].kind == "held" and journal[last].data.get("code") in STOPPING)
-        last -= 1
-    begun = last >= 0 and journal[last].kind == "started"
-    tail = next((i for i in range(last + 1, len(journal)) if journal[i].kind == "orphaned"), len(journal))
-    return _End(tail, stopped or begun)
-
-
 def is_fault(error: BaseException) -> bool:
     """Whether only a new deploy can mend `error`. A library that needs a running loop is such a bug too."""
     return isinstance(error, FAULTS) or (isinstance(error, RuntimeError) and "event loop" in str(error))
@@ -766,18 +659,6 @@ def _foreign(request: object) -> TypeError:
         f"a flow may await only what its context gives, not {type(request).__name__}: use ctx.sleep for "
         f"asyncio.sleep and ctx.step for any other I/O"
     )
-
-
-def error_in(data: dict[str, Json]) -> dict[str, Json]:
-    """The error that an outcome carries; empty when it has none."""
-    error: dict[str, Json] | None = data.get("error")
-    return error or {}
-
-
-def _reason(data: dict[str, Json]) -> str:
-    error = error_in(data)
-    words = f"{data['outcome']}: {error.get('code') or 'error'} {error.get('detail') or ''}"
-    return storable(words.strip())
 
 
 def since(span: timedelta | None) -> timedelta | None:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final, Protocol
 from contracts.observer import Observer
 from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, storable
 from orchestrator.core.fact import Fact
-from orchestrator.core.machine import Held, Machine
+from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, Status
+from orchestrator.core.undoing import Held
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
 from orchestrator.engine.inputs import Inputs, acted_in, stopped_by

@@ -51,7 +51,7 @@ def turn_of(
         mail=inputs.mail,
         orders=inputs.orders,
         status=str(status),
-        undoing=machine is not None and machine.is_undoing,
+        undoing=machine is not None and bool(machine.undoing),
         release=release or status in RESTING,
         due=now if machine is not None and machine.runnable() else due[0] if due is not None else None,
         guard=inputs.guard,

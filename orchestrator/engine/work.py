@@ -87,7 +87,9 @@ class Work:
             path, result = self._arrived.pop(0)
             self._told.append((path, result))
             tell(machine, path, result, clock)
-        waiting = [path for path, entry in machine.unsettled.items() if entry.local and entry.settling]
+        waiting = [
+            path for path, entry in machine.undoing.unsettled.items() if entry.local and entry.settling
+        ]
         for path in waiting:
             if path in self._running:
                 continue

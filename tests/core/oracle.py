@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
+from orchestrator.core.errors import error_in
 from orchestrator.core.fact import Fact
-from orchestrator.core.machine import error_in
 from orchestrator.core.path import undo_path
 
 Json = Any

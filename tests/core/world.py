@@ -92,7 +92,7 @@ class World:
         """Something that is waited for comes."""
         machine = self.machine
         calls = [path for path, (_, ask) in machine.open.items() if ask.is_message]
-        settling = [path for path, entry in machine.unsettled.items() if entry.settling]
+        settling = [path for path, entry in machine.undoing.unsettled.items() if entry.settling]
         runs = [ask.path for ask in machine.runnable()]
         if self.pick(4) == 3:
             self._pass_time()
@@ -215,7 +215,10 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
         for path, (_, ask) in machine.open.items()
     }  # fmt: skip
     scopes = [branch.scope for branch, _ in machine.open.values()]
-    kept = {**machine.unsettled, **{path: entry for scope in scopes for path, entry in scope.entries.items()}}
+    kept = {
+        **machine.undoing.unsettled,
+        **{path: entry for scope in scopes for path, entry in scope.entries.items()},
+    }
     entries = {
         path: (entry.rank, entry.known, entry.settling, entry.action, entry.tries, entry.asked_at)
         for path, entry in kept.items()
@@ -224,5 +227,5 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
     return {
         "status": machine.status, "open": asks, "to undo": entries, "position": machine.position,
         "held": held and (held.code, held.path, held.reason, held.entry and held.entry.path),
-        "undone": machine.undone, "stands": machine.stands, "undoing": machine.is_undoing, "new": machine.new,
+        "undone": machine.undoing.undone, "stands": machine.undoing.stands, "undoing": bool(machine.undoing), "new": machine.new,
     }  # fmt: skip

@@ -1,0 +1,132 @@
+"""What a flow did and may have to undo: when, in which order, and what is left standing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.ask import Ask, Entry, Scope
+from orchestrator.core.branch import Branch
+from orchestrator.core.errors import LimitExceeded, error_in
+from orchestrator.core.fact import Fact
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a person is needed at `path`: `entry` could not be undone, or (None) a step's outcome is unknown."""
+
+    code: str
+    path: str
+    reason: str
+    entry: Entry | None = None
+
+
+class Undoing:
+    """One list for the whole execution: one undo at a time, the highest rank first, none before it settled."""
+
+    def __init__(self, *, entries_max: int) -> None:
+        self.undone = 0
+        self.stands: list[str] = []
+        self.unsettled: dict[str, Entry] = {}
+        self.current: Entry | None = None
+        self._entries_max = entries_max
+        self._unwinding: list[tuple[Scope, Branch]] = []
+
+    def __bool__(self) -> bool:
+        """Whether something is being undone."""
+        return bool(self._unwinding)
+
+    def register(self, ask: Ask, action: Json, scope: Scope) -> None:
+        """`ask` has left: from now on it may have to be undone. Raises LimitExceeded."""
+        if len(scope.entries) >= self._entries_max:
+            raise LimitExceeded(f"undos_max: {self._entries_max} steps would have to be undone")
+        scope.entries[ask.path] = ask.entry = Entry(ask, action, scope)
+
+    def ended(self, ask: Ask, fact: Fact, outcome: str) -> None:
+        """What an outcome means for the undo of what it ends: only a definite refusal drops it."""
+        entry = ask.entry
+        if entry is None:
+            return
+        if outcome == "refused":
+            self._drop(entry)
+            return
+        entry.rank = fact.position
+        entry.settling = bool(error_in(fact.data).get("settling"))
+        if outcome == "done":
+            entry.known = True
+            entry.action = fact.data.get("undo", entry.action)
+        if outcome == "unknown":
+            self.unsettled[ask.path] = entry
+        else:
+            self.unsettled.pop(ask.path, None)
+
+    def late(self, fact: Fact) -> Entry | None:
+        """An answer for what is over: it settles, and the first one makes the unknown known.
+
+        Returns the entry that a late refusal shows to need no undo, unless its undo is under way.
+        """
+        entry = self.unsettled.get(fact.path)
+        if entry is None:
+            return None
+        entry.settling = False
+        outcome = fact.data["outcome"]
+        if outcome != "unknown":
+            del self.unsettled[fact.path]
+        if not self.waits(entry):
+            return None
+        if outcome == "done":
+            entry.known = True
+            entry.action = fact.data.get("undo", entry.action)
+        return entry if outcome == "refused" else None
+
+    def waits(self, entry: Entry) -> bool:
+        """Whether `entry` may still have to be undone."""
+        return entry.scope.entries.get(entry.path) is entry
+
+    def settle_local(self) -> None:
+        """The worker that ran local steps died: nothing of them runs any more."""
+        for entry in self.unsettled.values():
+            if entry.local:
+                entry.settling = False
+
+    def unwind(self, scope: Scope, branch: Branch) -> bool:
+        """Undo all of `scope` before `branch` goes on; False when there is nothing to undo."""
+        if scope.entries:
+            self._unwinding.append((scope, branch))
+        return bool(scope.entries)
+
+    def next(self) -> Entry | None:
+        """What is to be undone now: of all that wait, what ended last, unless that has not settled yet.
+
+        Strict order: it waits rather than overtake.
+        """
+        if self.current is not None or not self._unwinding:
+            return None
+        entry = max((e for scope, _ in self._unwinding for e in scope.entries.values()), key=lambda e: e.rank)
+        return None if entry.settling else entry
+
+    def branch_of(self, entry: Entry) -> Branch:
+        """The branch that waits for `entry` to be undone."""
+        return next(branch for scope, branch in self._unwinding if scope is entry.scope)
+
+    def over(self, entry: Entry, *, stands: bool) -> list[Branch]:
+        """`entry` is undone, or left standing; the branches that may go on now."""
+        self.current = None
+        if stands:
+            self.stands.append(entry.path)
+        else:
+            self.undone += 1
+        return self.dropped(entry)
+
+    def dropped(self, entry: Entry) -> list[Branch]:
+        """`entry` needs no undo; the branches that may go on now."""
+        self._drop(entry)
+        free = [(scope, branch) for scope, branch in self._unwinding if not scope.entries]
+        self._unwinding = [one for one in self._unwinding if one[0].entries]
+        return [branch for _, branch in free]
+
+    def _drop(self, entry: Entry) -> None:
+        entry.scope.entries.pop(entry.path, None)
+        self.unsettled.pop(entry.path, None)
