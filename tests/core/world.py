@@ -227,5 +227,6 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
     return {
         "status": machine.status, "open": asks, "to undo": entries, "position": machine.position,
         "held": held and (held.code, held.path, held.reason, held.entry and held.entry.path),
-        "undone": machine.undoing.undone, "stands": machine.undoing.stands, "undoing": bool(machine.undoing), "new": machine.new,
+        "undone": machine.undoing.undone, "stands": machine.undoing.stands, "undoing": bool(machine.undoing),
+        "new": machine.new,
     }  # fmt: skip
