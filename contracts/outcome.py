@@ -42,7 +42,7 @@ class Outcome:
             raise MalformedJson("outcome", "the top", shown(stored))
         members = cast("Mapping[str, Json]", stored)
         kind = cast("Kind", members.get("outcome"))
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:  # pyright: ignore[reportUnnecessaryIsInstance]  # anything can be stored
             raise MalformedJson("outcome", "/outcome", shown(kind))
         if kind == "done":
             return cls("done", value=members.get("value"))

@@ -405,7 +405,8 @@ class Machine:
         if held is None or held.path != fact.path:
             return
         verdict = fact.data.get("verdict")
-        if verdict not in (STEP_VERDICTS if held.entry is None else UNDO_VERDICTS):
+        fit = STEP_VERDICTS if held.entry is None else UNDO_VERDICTS
+        if not isinstance(verdict, str) or verdict not in fit:
             return
         self.held = None
         if held.entry is None:
