@@ -47,6 +47,9 @@ PORTS: Final = range(20_000, 32_000)
 dead."""
 LEDGER: Final = Path(__file__).with_name("ledger.py")
 
+BOUGHT: Final = ["done stock.reserve", "done payment.charge"]
+"""What the ledger did for an order that got so far."""
+
 Role = Literal["worker", "relay", "receiver"]
 STARTED: Final[dict[Role, str]] = {
     "worker": r'"event": "worker started"',
@@ -176,6 +179,16 @@ class Stand:
 
     async def kill_all(self) -> None:
         await asyncio.gather(*(part.kill() for part in self.parts))
+
+
+def facts(view: ExecutionView, *kinds: str) -> list[str]:
+    """The facts of these kinds, as "kind path"; an end that is not `done` says so."""
+    found: list[str] = []
+    for fact in view.facts:
+        outcome = json.loads(fact.payload or "{}").get("outcome", "done")
+        if fact.kind in kinds:
+            found.append(f"{fact.kind} {fact.path}" + ("" if outcome == "done" else f" {outcome}"))
+    return found
 
 
 def free_port() -> int:

@@ -24,13 +24,13 @@ from relay.relay import Relay
 from relay.settings import RelaySettings
 from tests.acceptance.book import Book
 from tests.acceptance.flows import FOLDER, GATE
-from tests.acceptance.stand import LOOPBACK, MODULES, free_port, register, start_ledger
+from tests.acceptance.stand import BOUGHT, LOOPBACK, MODULES, free_port, register, start_ledger
 from tests.invariants import broken
 from tests.moments import Moments
 
 FLOWS: Final = load(MODULES)
 REFUNDED: Final = ["undone payment.refund", "undone stock.release"]
-BOUGHT: Final = ["done stock.reserve", "done payment.charge"]
+
 ENDS: Final = {
     ("order", "order-1"): ("completed", [*BOUGHT, "done shipment.create"]),
     ("order", "declined-1"): ("compensated", ["done stock.reserve", "refused payment.charge", REFUNDED[1]]),

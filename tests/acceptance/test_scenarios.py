@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
-import pytest
-
-from migrations import runner
-from orchestrator.client import ExecutionView
-from orchestrator.embedded import EmbeddedPostgres
-from orchestrator.embedded.server import Postmaster
-from tests.acceptance.stand import Stand, free_port, stand
-from tests.cluster import fast_folder
+from tests.acceptance.stand import BOUGHT, Stand, facts, stand
 from tests.invariants import broken
-from tests.waiting import until, until_true
+from tests.waiting import until_true
 
 UNDONE_AFTER_SHIPPING = ["undone payment.refund", "undone stock.release"]
-BOUGHT = ["done stock.reserve", "done payment.charge"]
-
-
-def facts(view: ExecutionView, *kinds: str) -> list[str]:
-    """The facts of these kinds, as "kind path"; an end that is not `done` says so."""
-    found: list[str] = []
-    for fact in view.facts:
-        outcome = json.loads(fact.payload or "{}").get("outcome", "done")
-        if fact.kind in kinds:
-            found.append(f"{fact.kind} {fact.path}" + ("" if outcome == "done" else f" {outcome}"))
-    return found
 
 
 async def statuses(it: Stand, order: str, path: str) -> list[int | str]:
@@ -181,81 +158,3 @@ async def test_another_report_under_the_name_of_the_first_is_refused(dsn: str, t
         assert await broken(it.conn, at_rest=True) == []
     assert sorted(post.status or 0 for post in it.book().posts) == [202, 202, 202, 409, 409, 409]
     assert view.output["charge"] == "charge-forged-1"
-
-
-async def test_when_a_worker_dies_another_continues_and_completed_steps_do_not_run_again(
-    dsn: str, tmp_path: Path
-) -> None:
-    async with stand(dsn, tmp_path, roles=("receiver", "relay", "worker")) as it:
-        await it.order("order-1", flow="packed")
-        steps = tmp_path / "order-1.steps"
-        until_true(lambda: begun(steps) == ["weigh", "pack"], what="the packing")
-        await it.part("worker").kill()
-        it.open_gate()
-        await it.part("worker").start()
-        [view] = await it.ended("order-1")
-
-        assert await broken(it.conn, at_rest=True) == []
-    assert (view.row.status, begun(steps)) == ("completed", ["weigh", "pack", "pack"])
-    assert facts(view, "orphaned", "ended") == [
-        "ended reserve", "ended weigh", "orphaned ", "ended pack", "ended create",
-    ]  # fmt: skip
-    assert it.book().effects_of("order-1") == ["done stock.reserve", "done shipment.create"]
-
-
-def begun(steps: Path) -> list[str]:
-    """The local steps that were begun, each time that they were."""
-    return steps.read_text(encoding="ascii").split() if steps.exists() else []
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of this test's own, at a port that it keeps when it is started again."""
-    folder = fast_folder()
-    server = EmbeddedPostgres.temporary(within=folder)
-    server = EmbeddedPostgres(server.data_dir, port=free_port())
-    with psycopg.connect(server.start(), autocommit=True) as conn:
-        runner.migrate(conn)
-    yield server
-    server.remove()
-
-
-async def test_everything_goes_on_when_all_processes_and_postgresql_were_killed(
-    server: EmbeddedPostgres, tmp_path: Path
-) -> None:
-    orders = [f"gated-{n}" for n in range(5)] + [f"declined-{n}" for n in range(3)]
-    async with stand(server.dsn(), tmp_path) as it:
-        for order in orders:
-            await it.order(order)
-        await until(lambda: five_wait_for_their_shipment(it), what="shipments that nobody has replied to")
-        await it.order("order-1", flow="packed")
-        until_true(lambda: "pack" in begun(tmp_path / "order-1.steps"), what="the packing")
-        crash(server)
-        await it.kill_all()
-        server.start()
-        it.open_gate()
-        await it.start_all()
-        await it.connect(server.dsn())
-        views = await it.ended(*orders, "order-1")
-
-        assert await broken(it.conn, at_rest=True) == []
-    ends = {view.row.business_key: view.row.status for view in views}
-    assert ends == {
-        order: "compensated" if order.startswith("declined") else "completed"
-        for order in [*orders, "order-1"]
-    }
-    for order in orders[:5]:
-        assert it.book().effects_of(order) == [*BOUGHT, "done shipment.create"]
-
-
-async def five_wait_for_their_shipment(it: Stand) -> bool:
-    shipped = {arrival.id for arrival in it.book().arrivals if arrival.event["type"] == "shipment.create"}
-    return len(shipped) == 5
-
-
-def crash(server: EmbeddedPostgres) -> None:
-    """SIGQUIT: it leaves at once, and has to recover when it is started again."""
-    running = Postmaster.over(server.cluster)
-    assert running is not None
-    os.kill(running.pid, signal.SIGQUIT)
-    server.stop()
