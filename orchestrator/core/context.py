@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple, get_type_hint
 from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, NAME_BYTES_MAX
@@ -333,4 +334,9 @@ def result_adapter(fn: Callable[..., Any]) -> TypeAdapter[Any] | None:
         hint = get_type_hints(fn).get("return", Any)
     except (NameError, TypeError):
         return None
-    return None if hint is Any else TypeAdapter(hint)
+    try:
+        return None if hint is Any else TypeAdapter(hint)
+    except PydanticUserError as error:
+        raise TypeError(
+            f"step {fn.__name__}: no journal can keep its result of type {hint}: {error}"
+        ) from None
