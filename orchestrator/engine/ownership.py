@@ -332,7 +332,7 @@ class Ownership:
             before=self._status,
             status=status,
             release=release,
-            now=self._engine.clock.now(),
+            clock=self._engine.clock,
             wire=self._engine.wire,
         )
         if facts or turn.mail or turn.release:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from contracts.identifiers import message_id
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine, TakenBack
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
+from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, message_of
 from orchestrator.store.commits import NewMessage, Turn
@@ -32,7 +32,7 @@ def turn_of(
     before: Status,
     status: Status,
     release: bool,
-    now: datetime,
+    clock: Clock,
     wire: Wire,
 ) -> Turn:
     """The turn that takes the execution of `claim` from `position` and status `before` on by `facts`.
@@ -41,6 +41,8 @@ def turn_of(
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
     due = machine.next_due() if machine is not None else None
+    asked = [fact for fact in facts if fact.kind == "asked"]
+    leaves = any(asks_for_message(fact) for fact in asked)
     return Turn(
         tenant=claim.tenant,
         execution=claim.execution,
@@ -53,10 +55,14 @@ def turn_of(
         status=str(status),
         undoing=machine is not None and bool(machine.undoing),
         release=release or status in RESTING,
-        due=now if machine is not None and machine.runnable() else due[0] if due is not None else None,
+        due=clock.now()
+        if machine is not None and machine.runnable()
+        else due[0]
+        if due is not None
+        else None,
         guard=inputs.guard,
-        asks=any(fact.kind == "asked" for fact in facts),
-        messages=messages_of(facts, identity_of(claim, machine), wire),
+        asks=bool(asked),
+        messages=messages_of(asked, identity_of(claim, machine), wire) if leaves else [],
         taken_back=[
             (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
             for one in taken_back
@@ -75,10 +81,9 @@ def identity_of(claim: Claim, machine: Machine | None) -> Identity:
     )
 
 
-def messages_of(facts: Sequence[Fact], identity: Identity, wire: Wire) -> list[NewMessage]:
-    """The messages that `facts` ask for, in their order."""
-    asked = [fact for fact in facts if fact.kind == "asked" and asks_for_message(fact)]
-    return [message_of(fact, identity, wire) for fact in asked]
+def messages_of(asked: Sequence[Fact], identity: Identity, wire: Wire) -> list[NewMessage]:
+    """The messages that the facts in `asked` ask for, in their order."""
+    return [message_of(fact, identity, wire) for fact in asked if asks_for_message(fact)]
 
 
 def asks_for_message(fact: Fact) -> bool:

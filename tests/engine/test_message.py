@@ -70,7 +70,8 @@ def run(flow: Workflow[int, Any], *outcomes: tuple[str, str], at: datetime = NOO
 
 
 def sent(facts: Sequence[Fact], identity: Identity | None = None) -> dict[str, tuple[NewMessage, Envelope]]:
-    messages = messages_of(facts, identity or sender(), WIRE)
+    asked = [fact for fact in facts if fact.kind == "asked"]
+    messages = messages_of(asked, identity or sender(), WIRE)
     return {message.path: (message, decode_structured(message.body)) for message in messages}
 
 
