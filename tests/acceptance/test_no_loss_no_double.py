@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
 import json
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from orchestrator.client import ExecutionView
 from orchestrator.store.reading import FactRow
 from tests.acceptance.book import Book
 from tests.acceptance.nemesis import Nemesis
-from tests.acceptance.stand import Stand, stand
+from tests.acceptance.stand import LEDGER, Stand, stand
 from tests.invariants import broken
 
 SAGAS: Final = 50
@@ -47,6 +49,15 @@ def names() -> list[str]:
     """A third of the orders is declined at charge; every tenth, if not, is refused at the very end."""
     kinds = ["declined" if n % 3 == 0 else "undeliverable" if n % 10 == 1 else "order" for n in range(SAGAS)]
     return [f"{kind}-{n}" for n, kind in enumerate(kinds)]
+
+
+def test_the_ledger_shares_no_code_with_us() -> None:
+    tree = ast.parse(LEDGER.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [alias.name for node in imports for alias in node.names if isinstance(node, ast.Import)]
+    names += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
+
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"standardwebhooks"}
 
 
 @pytest.mark.timeout(240)
