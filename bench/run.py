@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=float, default=1.5, help="seconds")
-    parser.add_argument("--window", type=float, default=3.0, help="seconds")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds")
     return parser.parse_args()
 
 
