@@ -28,7 +28,7 @@ import psycopg
 from contracts.signature import Secret
 from contracts.vault import Vault
 from orchestrator import registry
-from orchestrator.cli.processes import Child
+from orchestrator.cli.processes import Child, die_with_parent
 from orchestrator.client import Client, ExecutionView
 from orchestrator.core.status import TERMINAL
 from orchestrator.flows import Flows, load
@@ -232,6 +232,7 @@ async def start_ledger(folder: Path, *options: str) -> tuple[Child, int, dict[st
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "LEDGER_SECRETS": json.dumps(pairs)},
+        preexec_fn=die_with_parent,
     )
     child = Child("ledger", process, folder / "ledger.log")
     found = await child.says(r"ledger at (\d+)")

@@ -81,17 +81,21 @@ async def forgetful(dsn: str, pool: Pool, folder: Path) -> AsyncGenerator[Client
     url = f"http://127.0.0.1:{port}"
     ledger, at, pairs = await start_ledger(folder)
     settings = RelaySettings(allow=(ip_network(LOOPBACK),))
-    async with running(Hints(dsn)) as hints, pool.connection() as conn, asyncio.TaskGroup() as parts:
-        await register(conn, vault, port=at, pairs=pairs)
-        receiver = Receiver(pool, vault=vault, hint=hints.give)
-        relay = Relay(pool, vault=vault, settings=settings, hint=hints.give, hinted=hints.event("outbox"))
-        worker = Worker(pool, FLOWS, dsn=dsn, hints=hints, receiver_url=url, observer=moments, forgetful=True)
-        parts.create_task(receiver.serve("127.0.0.1", port, stop))
-        parts.create_task(relay.run(stop))
-        parts.create_task(worker.run(stop))
-        try:
-            yield Client(conn, hint=hints.give)
-        finally:
-            stop.set()
-    await ledger.kill()
+    try:
+        async with running(Hints(dsn)) as hints, pool.connection() as conn, asyncio.TaskGroup() as parts:
+            await register(conn, vault, port=at, pairs=pairs)
+            receiver = Receiver(pool, vault=vault, hint=hints.give)
+            relay = Relay(pool, vault=vault, settings=settings, hint=hints.give, hinted=hints.event("outbox"))
+            worker = Worker(
+                pool, FLOWS, dsn=dsn, hints=hints, receiver_url=url, observer=moments, forgetful=True
+            )
+            parts.create_task(receiver.serve("127.0.0.1", port, stop))
+            parts.create_task(relay.run(stop))
+            parts.create_task(worker.run(stop))
+            try:
+                yield Client(conn, hint=hints.give)
+            finally:
+                stop.set()
+    finally:
+        await ledger.kill()
     assert not [fields for name, fields in moments.all if name == "worker failed"]
