@@ -10,7 +10,7 @@ import pytest
 
 from contracts import Command, Effect
 from orchestrator import Context, Retry, StepError, command, days, hours, local, minutes, seconds, workflow
-from orchestrator.core.errors import ProgramFault, StepRefused, UsageError
+from orchestrator.core.errors import InputInvalid, ProgramFault, StepRefused, UsageError
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON, FlowTester
 from orchestrator.workflow import Workflow
@@ -371,3 +371,12 @@ def test_what_is_let_go_asks_for_nothing_in_its_cleanup() -> None:
     gc.collect()  # a coroutine that were still suspended would complain here
 
     assert reached == ["inner", "outer"]
+
+
+def test_a_recorded_input_that_no_longer_fits_holds_before_anything_is_asked() -> None:
+    machine = Machine(works.program)
+
+    with pytest.raises(InputInvalid, match="the input does not fit flow works: at /: "):
+        machine.tell("started", "", {"input": "one", "seed": ""}, NOON)
+
+    assert [fact.kind for fact in machine.new] == ["started"]
