@@ -32,7 +32,7 @@ $(STAMP): requirements-dev.lock
 	  || { echo "Waypost needs Python 3.11 or newer, found $$($(PYTHON) -V). Say which: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) from requirements-dev.lock …" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/waypost.pth"
 	@printf '#!/bin/sh\nexec "%s" -m orchestrator "$$@"\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/waypost
 	@chmod +x $(BIN)/waypost

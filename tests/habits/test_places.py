@@ -11,7 +11,9 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("contracts", "relay", "receiver", "orchestrator", "migrations", "examples")
 
-SQL: Final = re.compile(r"\b(select|insert\s+into|update|delete\s+from|call)\b[\s\S]*\bwaypost\.", re.IGNORECASE)
+SQL: Final = re.compile(
+    r"\b(select|insert\s+into|update|delete\s+from|call)\b[\s\S]*\bwaypost\.", re.IGNORECASE
+)
 SPEAKS_SQL: Final = re.compile(
     r"orchestrator/store/\w+\.py|relay/(outbox|endpoints)\.py|receiver/(inbox|senders)\.py|migrations/runner\.py"
 )
