@@ -226,7 +226,11 @@ async def test_that_is_the_form_which_the_database_gives_back(conn: Connection) 
     assert [exact(value) for value in told] == [exact(value) for value in stored]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, object(), {object(): 1}, "\ud800"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, object(), {object(): 1}, "\ud800"],
+    ids=["NaN", "infinity", "object", "key", "surrogate"],
+)
 async def test_what_has_no_json_form_is_left_for_whoever_encodes_it(
     threads: ThreadPoolExecutor, value: Any
 ) -> None:
