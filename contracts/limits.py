@@ -13,6 +13,7 @@ PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a resu
 
 # Executions
 FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held
+FACTS_WARN: Final = 20_000  # facts of one journal; from then on it is said that it grows long
 OPEN_ASKS_MAX: Final = 2_000  # things one execution waits for at once; then it is held
 UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the execution is held
 CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 R = TypeVar("R")
@@ -52,6 +52,10 @@ class Action(Protocol):
         ...
 
 
+NOTHING: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[None, BeforeValidator(lambda _: None)])
+"""The reply of a command that has none: whatever the service says is passed over, as are added fields."""
+
+
 class Command(BaseModel, Generic[R]):
     """A message that asks a service to act; `R` is the type of its reply (None when it has none).
 
@@ -85,7 +89,8 @@ class Command(BaseModel, Generic[R]):
         for base in cls.__mro__:
             generic = cast("dict[str, Any]", getattr(base, "__pydantic_generic_metadata__", {}))
             if generic.get("origin") is Command:
-                cls.reply_ = TypeAdapter(generic["args"][0])
+                reply = generic["args"][0]
+                cls.reply_ = NOTHING if reply in (None, type(None)) else TypeAdapter(reply)
                 return
 
     def as_action(self) -> dict[str, Json]:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from orchestrator.settings import LEASE, Settings, SettingsInvalid
 from orchestrator.store import database
 from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import NOTIFY, Hints, running
-from orchestrator.worker import Worker
+from orchestrator.worker import STEP_THREADS, Worker
 from receiver.ingress import Receiver
 from relay.relay import Relay
 from relay.settings import RelaySettings
@@ -148,6 +149,20 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             observer=observer("worker"),
         )
         await work.run(stop)
+    leave_threads()
+
+
+def leave_threads() -> None:
+    """End the process although a local step does not end: its execution is for others to take over.
+
+    Python would wait for the step's thread, for ever perhaps, after everything else is over.
+    """
+    stuck = [thread for thread in threading.enumerate() if thread.name.startswith(STEP_THREADS)]
+    for thread in stuck:
+        thread.join(timeout=0.5)
+    if any(thread.is_alive() for thread in stuck):
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def collect_less() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 from uuid import uuid4
 
 import psycopg
@@ -30,6 +31,9 @@ from orchestrator.store import definitions, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
+
+STEP_THREADS: Final = "step"
+"""What the names of threads that run plain functions begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Worker:
         self._limits = limits or WorkerLimits()
         self._forgetful = forgetful
         self._wire = Wire(source, receiver_url)
-        self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix="step")
+        self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain: claim no more, let running steps end, leave the rest to others.

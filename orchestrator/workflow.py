@@ -39,7 +39,7 @@ class Workflow(Generic[I, O]):
             raise InputInvalid(f"the input does not fit flow {self.name}: {faults(error)[0]}") from None
         async with Saga(machine):
             result = await self.run(Context(machine), argument)
-        return self.output.dump_python(result, mode="json")
+        return self.output.dump_python(result, mode="json", warnings=False)
 
     def checked(self, input: Json) -> Json:  # noqa: A002  # the design's word
         """`input` as it will be recorded. Raises contracts.InputInvalid with every place that does not fit."""

@@ -96,8 +96,11 @@ class Claims:
                     if row is not None and row.mail_received > one.mail_known:
                         one.notice_mail()
 
-    async def reload(self, claim: Claim, read: int) -> Loaded:
-        """Read one execution again, its mail after `read`. Raises LeaseLost when it is no longer ours."""
+    async def reload(self, claim: Claim, read: int | None) -> Loaded:
+        """Read one execution again, its mail after `read` (None: after what its row says that it has read).
+
+        Raises LeaseLost when it is no longer ours.
+        """
         failures = 0
         one = (claim.tenant, claim.execution)
         while self._engine.lease.holds:
@@ -107,8 +110,9 @@ class Claims:
                     if row is None or row.owner != self._engine.lease.me or row.fence != claim.fence:
                         break
                     journal = (await executions.journals(conn, [one]))[claim.execution]
-                    mail = (await executions.unread(conn, [(*one, read)]))[claim.execution]
-                    return Loaded(journal, mail)
+                    known = row.mail_read if read is None else read
+                    mail = (await executions.unread(conn, [(*one, known)]))[claim.execution]
+                    return Loaded(journal, mail, row.mail_read)
             except AWAY as error:
                 failures += 1
                 self._engine.observer.saw("database away", error=type(error).__name__, tries=failures)
@@ -151,7 +155,8 @@ class Claims:
             journals = await executions.journals(conn, cold) if cold else {}
             mail = await executions.unread(conn, mailed) if mailed else {}
             loaded = {
-                c.execution: Loaded(journals.get(c.execution), mail.get(c.execution, [])) for c in claims
+                one.execution: Loaded(journals.get(one.execution), mail.get(one.execution, []), one.mail_read)
+                for one in claims
             }
         finally:  # what could not be read here is read again by its owner
             for claim in claims:

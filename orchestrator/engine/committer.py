@@ -116,7 +116,7 @@ class Lane:
         self._committer = committer
         self._observer = committer.observer
         self._lease = committer.lease
-        self._batch: list[Waiting] = []
+        self.batch: list[Waiting] = []
         self._unsure = False
 
     async def run(self) -> None:
@@ -127,28 +127,28 @@ class Lane:
                 async with self._committer.pool.connection() as conn:
                     await self._work(conn)
             except (psycopg.Error, OSError) as error:
-                failures = failures + 1 if self._batch else 1
+                failures = failures + 1 if self.batch else 1
                 await self._interrupted(error, failures)
 
     async def _interrupted(self, error: Exception, failures: int) -> None:
-        self._unsure = bool(self._batch)
+        self._unsure = bool(self.batch)
         what = "commit interrupted" if is_transient(error) else "commit refused"
         text = str(error).partition("\n")[0]
-        self._observer.saw(what, error=type(error).__name__, detail=text, turns=len(self._batch))
+        self._observer.saw(what, error=type(error).__name__, detail=text, turns=len(self.batch))
         if not self._lease.holds:
-            self._committer.give_up(self._batch)
-            self._batch, self._unsure = [], False
+            self._committer.give_up(self.batch)
+            self.batch, self._unsure = [], False
         pause = min(BACKOFF_SECONDS_MAX, 0.05 * 2 ** min(failures, 6))
         await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # jitter
 
     async def _work(self, conn: Connection) -> None:
         while True:
             if self._unsure:
-                await self._look_up(conn)
-            if not self._batch:
-                self._batch = await self._committer.gather()
-            await self._commit(conn, self._batch)
-            self._batch = []
+                await self.look_up(conn)
+            if not self.batch:
+                self.batch = await self._committer.gather()
+            await self._commit(conn, self.batch)
+            self.batch = []
 
     async def _commit(self, conn: Connection, batch: Sequence[Waiting]) -> None:
         try:
@@ -173,13 +173,16 @@ class Lane:
         await self._commit(conn, batch[:half])
         await self._commit(conn, batch[half:])
 
-    async def _look_up(self, conn: Connection) -> None:
+    async def look_up(self, conn: Connection) -> None:
         """The answer to a COMMIT was lost: what took effect is in the journal, under our fence."""
-        left = [(turn, answer) for turn, answer in self._batch if not answer.done()]
+        left = [(turn, answer) for turn, answer in self.batch if not answer.done()]
+        silent = [(turn, answer) for turn, answer in left if not turn.facts]
+        self._committer.answer(silent, {})  # what left no fact is to be read again, whatever became of it
+        left = [(turn, answer) for turn, answer in left if turn.facts]
         found = await committed(conn, [turn for turn, _ in left])
         self._observer.saw("commit looked up", turns=len(left), committed=len(found))
         self._committer.answer([(turn, answer) for turn, answer in left if turn.execution in found], found)
-        self._batch = [(turn, answer) for turn, answer in left if turn.execution not in found]
+        self.batch = [(turn, answer) for turn, answer in left if turn.execution not in found]
         self._unsure = False
 
 

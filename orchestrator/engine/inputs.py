@@ -177,6 +177,16 @@ def stopped_by(journal: Sequence[Fact]) -> Fact | None:
     return None
 
 
+def deaths_at_end(journal: Sequence[Fact]) -> int:
+    """How many workers in a row died of an execution, with nothing written in between."""
+    count = 0
+    for fact in reversed(journal):
+        if fact.kind != "orphaned":
+            break
+        count += 1
+    return count
+
+
 def acted_in(journal: Sequence[Fact]) -> set[int]:
     """Numbers of the orders that a journal says were obeyed before their turn."""
     numbers: set[int] = set()

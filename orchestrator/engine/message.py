@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from contracts import trace
 from contracts.envelope import Envelope, encode_structured
@@ -26,7 +27,7 @@ class Wire:
     routes: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
 
     def reply_to(self, tenant: int, endpoint: str) -> str:
-        route = self.routes.get((tenant, endpoint), f"default/{endpoint}")
+        route = self.routes.get((tenant, endpoint), f"default/{quote(endpoint, safe='')}")
         return f"{self.receiver_url.rstrip('/')}/events/{route}"
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
+from contracts.limits import FACTS_WARN
 from contracts.observer import Observer
 from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, storable
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, Status
-from orchestrator.core.undoing import Held
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
-from orchestrator.engine.inputs import Inputs, acted_in, stopped_by
+from orchestrator.engine.inputs import Inputs, acted_in, deaths_at_end, stopped_by
 from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
 from orchestrator.engine.parking import Parked, Parking
@@ -35,6 +35,10 @@ COMPUTE_SECONDS_MAX: Final = 10.0
 """Of one resume of a flow: beyond it the flow computes instead of waiting, and the execution is held."""
 
 
+DEATHS_MAX: Final = 20
+"""Workers that died in a row while they owned an execution; then it is held, before it takes more with it."""
+
+
 class Flow(Protocol):
     """What the engine must know of a flow."""
 
@@ -46,19 +50,20 @@ class Flow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An execution's journal (None when its machine is still in memory) and its unread mail."""
+    """An execution's journal (None when its machine is still in memory), its unread mail, and what it has read."""
 
     journal: list[Fact] | None
     mail: list[Mail]
+    mail_read: int
 
 
 @dataclass(slots=True)
 class Engine:
     """What all executions of one worker share.
 
-    `reload` reads an execution again, its mail after the given number; it raises LeaseLost when the execution
-    is no longer ours (whoever claims sets it). `forgetful` is for tests: an execution is let go after each
-    fact, and each next one begins with a replay.
+    `reload` reads an execution again, its mail after the given number (None: what is unread); it raises
+    LeaseLost when the execution is no longer ours (whoever claims sets it). `forgetful` is for tests: an
+    execution is let go after each fact, and each next one begins with a replay.
     """
 
     lease: Lease
@@ -68,7 +73,7 @@ class Engine:
     wire: Wire
     observer: Observer
     run_step: Run
-    reload: Callable[[Claim, int], Awaitable[Loaded]] = field(init=False)
+    reload: Callable[[Claim, int | None], Awaitable[Loaded]] = field(init=False)
     forgetful: bool = False
     draining: bool = False
     owned: dict[str, Ownership] = field(default_factory=dict[str, "Ownership"])
@@ -77,7 +82,9 @@ class Engine:
 class Stopped(Halt):
     """A stopped execution got orders, but none to resume it: it stays as it is."""
 
-    code: ClassVar[str] = UNSTORABLE
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stopped_by = code
 
 
 class Ownership:
@@ -93,7 +100,7 @@ class Ownership:
         self._position = claim.position
         self._mail_read = claim.mail_read
         self._status = Status(claim.status)
-        self._held: Held | None = None
+        self._said_held = ("", "")
         self._mail_waits = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -119,7 +126,8 @@ class Ownership:
         while True:
             if loaded is None:
                 self._evict()
-                loaded = await self._engine.reload(self.claim, self._mail_read)
+                loaded = await self._engine.reload(self.claim, None)
+                self._mail_read = loaded.mail_read
                 self._inputs = Inputs()
                 self._work.again()
             turn = await self._guarded(loaded)
@@ -130,11 +138,13 @@ class Ownership:
     async def _guarded(self, loaded: Loaded) -> Turn | None:
         """The turn that released the execution; None when its row did not match, so that it is read again."""
         try:
-            self._begin(loaded)
-            return await self._take_turns()
-        except Halt as halt:
-            alone = isinstance(halt, Computes | Stopped | Unreadable)
-            return await self._hold(halt.code, str(halt), alone=alone)
+            try:
+                self._begin(loaded)
+                return await self._take_turns()
+            except Halt as halt:
+                alone = isinstance(halt, Computes | Stopped | Unreadable | Deadly)
+                code = halt.stopped_by if isinstance(halt, Stopped) else halt.code
+                return await self._hold(code, str(halt), alone=alone)
         except LeaseLost:
             raise
         except BadTurn as bad:
@@ -156,14 +166,16 @@ class Ownership:
             stopped = stopped_by(journal)
             if stopped is not None:
                 self._obey_resume(stopped)
+            elif deaths_at_end(journal) >= DEATHS_MAX:
+                raise Deadly(f"{DEATHS_MAX} workers in a row died while they owned it")
+            self._said_held = said_held(journal)
             self._machine.replay([*journal, *self._machine.new], now=self._engine.clock.now())
-        self._held = self._machine.held
 
     def _obey_resume(self, stopped: Fact) -> None:
         """An order to resume comes before everything else that a stopped execution got."""
         order = self._inputs.resume()
         if order is None:
-            raise Stopped(stopped.data.get("reason") or "it stays stopped")
+            raise Stopped(stopped.data["code"], stopped.data.get("reason") or "it stays stopped")
         said = order.read()
         data = {"by": said.get("by"), "reason": said.get("reason"), "mail": order.number, "early": True}
         self._machine.remark("resumed", "", data, order.received_at, actor=f"operator:{said.get('by')}")
@@ -287,12 +299,12 @@ class Ownership:
     async def _commit(self, *, release: bool) -> Turn | None:
         """Commit what is new, and what follows from it. None when the row did not match."""
         machine = self._machine
-        held = machine.held
-        if held is not None and held is not self._held:
+        held = machine.held if not self._work else None  # what still runs ends before a person is asked
+        if held is not None and (held.code, held.path) != self._said_held:
+            self._said_held = (held.code, held.path)
             machine.remark(
                 "held", held.path, {"code": held.code, "reason": held.reason}, self._engine.clock.now()
             )
-        self._held = held
         return await self._submit(
             machine, Status.HELD if held is not None else machine.status, release=release
         )
@@ -342,6 +354,8 @@ class Ownership:
         return turn
 
     def _stored(self, turn: Turn) -> None:
+        if self._position < FACTS_WARN <= self._position + len(turn.facts):
+            self._engine.observer.saw("journal is long", execution=self.claim.execution, facts=FACTS_WARN)
         self._position += len(turn.facts)
         self._mail_read += turn.mail
         self._inputs.committed()
@@ -361,10 +375,20 @@ class Ownership:
         return True
 
 
+def said_held(journal: Sequence[Fact]) -> tuple[str, str]:
+    """Code and path of the last `held` fact: what people are told holds the execution."""
+    fact = next((fact for fact in reversed(journal) if fact.kind == "held"), None)
+    return ("", "") if fact is None else (fact.data.get("code", ""), fact.path)
+
+
 class Unreadable(Halt):
     """A fact that some client of the database wrote cannot be read."""
 
     code: ClassVar[str] = UNSTORABLE
+
+
+class Deadly(LimitExceeded):
+    """Whoever takes this execution up dies of it, so nobody does any more until a person looks."""
 
 
 class Computes(LimitExceeded):

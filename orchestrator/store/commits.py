@@ -145,7 +145,7 @@ COMMITTED: Final[LiteralString] = """
 
 
 async def committed(conn: Connection, turns: Sequence[Turn]) -> dict[str, bool]:
-    """Which of `turns` took effect, after the answer to their COMMIT was lost: the journal knows.
+    """Which of `turns` (that have facts) took effect, after the answer to their COMMIT was lost: the journal knows.
 
     Facts carry the fence of their writer, so the last fact of a turn can only be its own. Each comes with
     whether it should be looked at again at once, which is so when it was released.

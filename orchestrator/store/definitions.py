@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, LiteralString
+from urllib.parse import quote
 
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
@@ -33,4 +34,4 @@ ROUTES: Final[LiteralString] = """
 async def reply_routes(conn: Connection) -> dict[tuple[int, str], str]:
     """For each endpoint (tenant, name), the part of the receiver's URL that its replies are posted to."""
     cursor = await conn.execute(ROUTES)
-    return {(tenant, name): route for tenant, name, route in await cursor.fetchall()}
+    return {(tenant, name): quote(route) for tenant, name, route in await cursor.fetchall()}

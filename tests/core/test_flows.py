@@ -536,3 +536,15 @@ def test_what_was_parked_runs_its_cleanup_when_let_go_and_records_nothing() -> N
 
 def test_an_unknown_outcome_is_an_error_that_may_have_acted() -> None:
     assert OutcomeUnknown("charge", "charge", {"code": "timeout"}).may_have_acted
+
+
+def test_a_command_without_reply_passes_over_whatever_its_service_adds() -> None:
+    @workflow(name="tells", version="1")
+    async def tells(ctx: Context, n: int) -> str:
+        return str(await ctx.call(Release(order="A")))
+
+    flow = FlowTester(tells, 1)
+
+    flow.tell("ended", "release", {"outcome": "done", "value": {"ok": True}})
+
+    assert flow.returned == "None"

@@ -21,6 +21,8 @@ from orchestrator.core import context
 from orchestrator.core.fact import Fact
 from orchestrator.engine import committer, turn
 from orchestrator.engine.committer import Committer
+from orchestrator.engine.lease import Lease
+from orchestrator.engine.ownership import DEATHS_MAX
 from orchestrator.flows import Flows
 from orchestrator.store import commits, database, executions, workers
 from orchestrator.store.commits import Turn
@@ -372,3 +374,44 @@ async def test_a_journal_that_could_not_be_read_is_read_again(
 
     assert failed.is_set()
     assert {view.row.status for view in views} == {"completed"}
+
+
+async def test_an_execution_of_which_every_worker_dies_is_held_before_it_takes_more_with_it(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    started = await client.start(FLOWS.get("three"), 1)
+    for _ in range(DEATHS_MAX):
+        me = await dead_worker(conn)
+        [_] = await executions.claim(conn, me=me, definitions=[("three", "1")], limit=1)
+        await expire(conn, me)
+        await workers.bury(conn)
+        await workers.take_over(conn, limit=1)
+
+    async with working():
+        held = await client.wait(started.execution_id, seconds=30)
+        await client.resume(started.execution_id, by="ann", reason="mended")
+
+        async def over() -> bool:
+            return (await client.show(started.execution_id)).row.status == "completed"
+
+        await until(over, what="its end")
+
+    assert held.held is not None
+    assert (held.row.status, held.held.reason) == ("held", "20 workers in a row died while they owned it")
+
+
+async def test_a_turn_without_facts_whose_answer_is_lost_is_read_again(
+    client: Client, conn: Connection, pool: Pool
+) -> None:
+    await client.start(FLOWS.get("three"), 1)
+    me = await dead_worker(conn)
+    [claim] = await executions.claim(conn, me=me, definitions=[("three", "1")], limit=1)
+    lease = Lease("", me=me, span=MINUTE, granted=0.0, lost=lambda: None)
+    owner = Committer(pool, lease=lease, observer=Moments(), hint=lambda _: None, wake=lambda: None)
+    answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    lane = committer.Lane(owner)
+    lane.batch = [(turn_of(claim), answer)]
+
+    await lane.look_up(conn)
+
+    assert answer.result() is False
