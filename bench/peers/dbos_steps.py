@@ -1,10 +1,9 @@
 """Three local durable steps in DBOS, in both of its faces.
 
-`async`: the async API, as its documentation shows it. `threads`: the sync API, with its executor and its
-pool kept small, which under the interpreter's one lock is worth half as much again. For both: no logging
-below errors, no ping of the pool's connections before each use (by default there is one, a round trip per
-transaction), LISTEN/NOTIFY on, direct starts (its queues poll once a second), and the result taken from the
-handle of the same process, which does not poll.
+`async`: the async API, as its documentation shows it, with a thread for each connection of the pool. `threads`:
+the sync API, with its executor and its pool kept small, since more threads only fight for the interpreter. For
+both: its defaults otherwise, no logging below errors, LISTEN/NOTIFY on, direct starts (its queues poll once a
+second), and the result taken from the handle of the same process, which does not poll.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ def configure(dsn: str, *, threads: int, pool: int) -> None:
         "log_level": "ERROR",
         "sys_db_pool_size": pool,
         "max_executor_threads": threads,
-        "db_engine_kwargs": {"pool_pre_ping": False},
     }
     DBOS(config=config)
 
