@@ -19,6 +19,7 @@ from contracts.errors import WaypostError
 from contracts.log import JsonLines
 from contracts.observer import Observer
 from migrations import runner
+from orchestrator import libraries
 from orchestrator.client import Client
 from orchestrator.flows import Flows, load
 from orchestrator.settings import LEASE, Settings, SettingsInvalid
@@ -132,6 +133,8 @@ async def client_over(conn: Connection) -> AsyncGenerator[Client]:
 async def worker(settings: Settings, modules: Sequence[str]) -> None:
     """A worker, until it is asked to stop."""
     flows = flows_of(settings, modules)
+    said = observer("worker")
+    libraries.hear(said)
     collect_less()
     async with (
         stopping() as stop,
@@ -146,7 +149,7 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             lease=settings.lease,
             source=settings.source,
             receiver_url=settings.receiver_url,
-            observer=observer("worker"),
+            observer=said,
         )
         await work.run(stop)
     leave_threads()
@@ -177,6 +180,9 @@ def collect_less() -> None:
 
 async def relay(settings: Settings) -> None:
     """A relay, until it is asked to stop."""
+    said = observer("relay")
+    libraries.hear(said)
+    collect_less()
     async with (
         stopping() as stop,
         pool(settings, part="relay", size=RELAY_CONNECTIONS) as found,
@@ -186,7 +192,7 @@ async def relay(settings: Settings) -> None:
             found,
             vault=settings.vault(),
             settings=relay_settings(settings),
-            observer=observer("relay"),
+            observer=said,
             hint=hints.give,
             hinted=hints.event("outbox"),
         )
@@ -203,12 +209,15 @@ def relay_settings(settings: Settings) -> RelaySettings:
 
 async def receiver(settings: Settings) -> None:
     """A receiver, until it is asked to stop."""
+    said = observer("receiver")
+    libraries.hear(said)
+    collect_less()
     async with (
         stopping() as stop,
         pool(settings, part="receiver", size=RECEIVER_CONNECTIONS) as found,
         running(Hints(settings.listen_dsn())) as hints,
     ):
-        work = Receiver(found, vault=settings.vault(), observer=observer("receiver"), hint=hints.give)
+        work = Receiver(found, vault=settings.vault(), observer=said, hint=hints.give)
         await work.serve(*settings.receiver_addr, stop)
 
 

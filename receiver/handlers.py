@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from pydantic import ValidationError
@@ -86,6 +85,10 @@ class Delivery:
         )
 
 
+class Raised(Exception):
+    """A handler raised what is no Exception: SystemExit, CancelledError, StopIteration in a thread and the like."""
+
+
 class Registration(Generic[R]):
     """Takes the handler of one command; its result must be what the command promises."""
 
@@ -141,10 +144,17 @@ class Handler:
     async def _call(self, request: Command[Any], delivery: Delivery, threads: Executor) -> Any:
         arguments = (request, delivery) if self.wants_delivery else (request,)
         if inspect.iscoroutinefunction(self.function):
-            return await self.function(*arguments)
-        call = partial(contextvars.copy_context().run, self.function, *arguments)
-        result = await asyncio.get_running_loop().run_in_executor(threads, call)
-        return await result if inspect.isawaitable(result) else result
+            return await unharmed(self.function(*arguments))
+        context = contextvars.copy_context()
+
+        def call() -> tuple[Any, BaseException | None]:
+            return context.run(carried, self.function, *arguments)
+
+        result, error = await asyncio.get_running_loop().run_in_executor(threads, call)
+        if error is not None:
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            raise error if plain else Raised(repr(error))
+        return await unharmed(result) if inspect.isawaitable(result) else result
 
     def _read(self, command: Envelope) -> Command[Any]:
         if command.data is ABSENT:
@@ -155,6 +165,29 @@ class Handler:
 
     def _write(self, result: Any) -> Any:
         return self.kind.reply_.dump_python(self.kind.reply_.validate_python(result), mode="json")
+
+
+def carried(function: Callable[..., Any], *arguments: object) -> tuple[Any, BaseException | None]:
+    """What it returned or raised, as a value: a future takes no StopIteration, and a CancelledError for its own."""
+    try:
+        return function(*arguments), None
+    except BaseException as error:  # noqa: BLE001  # a handler may not end its service
+        return None, error
+
+
+async def unharmed(work: Awaitable[Any]) -> Any:
+    """Await `work`; what it raises that is no Exception becomes one, but for a cancellation of ourselves."""
+    try:
+        return await work
+    except Exception:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Raised(repr(error)) from error
+    except BaseException as error:
+        raise Raised(repr(error)) from error
 
 
 def problems(error: ValidationError) -> str:

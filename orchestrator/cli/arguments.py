@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Final
 from uuid import UUID
 
 from contracts.errors import shown
 from orchestrator.core.status import Status
 from orchestrator.settings import span
+
+LISTED_MAX: Final = 10_000
+"""Executions that one `list` shows."""
 
 EPILOG = """\
 exit codes:
@@ -28,6 +32,19 @@ def duration(text: str) -> timedelta:
         return span(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LISTED_MAX):
+        raise argparse.ArgumentTypeError(f"expected 1 to {LISTED_MAX}, found {shown(text)}")
+    return int(text)
+
+
+def key(text: str) -> str:
+    """What a shell passes on that is no UTF-8 has no meaning here."""
+    if not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected printable UTF-8 text, found {shown(text)}")
+    return text
 
 
 def execution(text: str) -> UUID:
@@ -110,7 +127,9 @@ def add_operations(command: Command) -> None:
     start = command("start", "Start an execution and print its id.")
     start.add_argument("flow", metavar="FLOW[@VERSION]")
     start.add_argument("--input", required=True, metavar="JSON", help="JSON, or @FILE, or - for stdin")
-    start.add_argument("--key", metavar="K", help="a business key: at most one execution of the flow has it")
+    start.add_argument(
+        "--key", type=key, metavar="K", help="a business key: at most one execution of the flow has it"
+    )
     start.add_argument(
         "--module",
         action="append",
@@ -129,8 +148,8 @@ def add_operations(command: Command) -> None:
     listing = command("list", "List executions, the newest first.")
     listing.add_argument("--status", choices=[*STATES])
     listing.add_argument("--flow", metavar="FLOW")
-    listing.add_argument("--key", metavar="K", help="a business key")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default: 50)")
+    listing.add_argument("--key", type=key, metavar="K", help="a business key")
+    listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
     add_output(listing, "table", "ids")
 
     resume = command("resume", "Let a held execution go on where it stopped.")

@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from contracts import strict_json
+from contracts.errors import ContractViolation, shown
 from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator import bootstrap
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
@@ -68,8 +69,13 @@ def read(text: str) -> str | bytes:
     if text == "-":
         return sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
     if text.startswith("@"):
-        with Path(text[1:]).open("rb") as file:
-            return file.read(PAYLOAD_BYTES_MAX + 1)
+        try:
+            with Path(text[1:]).open("rb") as file:
+                return file.read(PAYLOAD_BYTES_MAX + 1)
+        except (OSError, ValueError) as error:
+            raise ContractViolation(
+                f"--input: expected a readable file, found {shown(text)}: {error}"
+            ) from None
     return text
 
 

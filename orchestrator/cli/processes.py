@@ -103,7 +103,13 @@ class Child:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         with self.log.open("ab") as log:
-            while line := await stream.readline():
+            while True:
+                try:
+                    line = await stream.readline()
+                except ValueError:  # longer than LINE_BYTES_MAX: it is dropped, and reading goes on
+                    continue
+                if not line:
+                    break
                 log.write(line)
                 log.flush()
                 self.lines.append(line.decode("utf-8", "replace").rstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -52,6 +53,12 @@ def local(fn: Callable[[*Ts], Any], /, *args: *Ts) -> Local:
     """
     if "<" in fn.__qualname__:
         raise UsageError(f"local({fn.__qualname__}): expected a function that can be imported by name")
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as error:
+        raise UsageError(f"local({fn.__qualname__}): {error}") from None
+    except ValueError:
+        pass  # a built-in function that does not say what it takes
     return Local(fn, args)
 
 

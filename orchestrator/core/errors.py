@@ -132,6 +132,19 @@ def storable(text: str) -> str:
     return clean if len(clean) <= DETAIL_MAX else clean[: DETAIL_MAX - 1] + "…"
 
 
+def words_of(error: BaseException) -> str:
+    """What `error` says, as a journal can hold it; empty where its own words are broken."""
+    try:
+        return storable(str(error))
+    except Exception:  # noqa: BLE001  # of somebody else's __str__
+        return ""
+
+
+def in_words(error: BaseException) -> str:
+    """Type and words of `error`."""
+    return f"{type(error).__name__}: {words_of(error)}".removesuffix(": ")
+
+
 def structure(error: BaseException) -> dict[str, Json]:
     """A failure as data: class, code, detail, and where it happened."""
     if isinstance(error, StepError):
@@ -147,7 +160,7 @@ def structure(error: BaseException) -> dict[str, Json]:
         "class": "permanent",
         "type": type(error).__name__,
         "code": "raised",
-        "detail": storable(str(error)),
+        "detail": words_of(error),
     }
 
 

@@ -29,6 +29,7 @@ from orchestrator.core.errors import (
     ProgramFault,
     StepFailed,
     UsageError,
+    in_words,
     reason_of,
     storable,
     structure,
@@ -42,6 +43,9 @@ from orchestrator.core.undoing import Held, Undoing
 
 Json = Any
 Program = Callable[["Machine", Json], Coroutine[Any, Any, Json]]
+
+FOREIGN_AWAITS_MAX: Final = 100
+"""Times that a program may await something foreign, and catch what it gets for it."""
 
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -93,6 +97,7 @@ class Machine:
         self._decisions: dict[str, dict[str, Json]] = {}
         self._kept = 0
         self._fault: Halt | None = None
+        self._foreigners = 0
         self._evicted = False
 
     # ---- the two ways in: a journal, or the world ----------------------------------------------------------
@@ -317,10 +322,10 @@ class Machine:
     def _making_undo(self, path: str, undo: Callable[[bool, Json], Json], known: bool, value: Json) -> Json:  # noqa: FBT001  # the undo's own shape
         try:
             return undo(known, value)
-        except Exception as error:
-            raise self._stop(
-                ProgramFault(f"the undo of {path} raised {type(error).__name__}: {error}")
-            ) from error
+        except Halt:
+            raise
+        except BaseException as error:
+            raise self._stop(ProgramFault(f"the undo of {path} raised {in_words(error)}")) from error
 
     def _decide(self) -> None:
         """Live only: what the core itself knows about an ask becomes an input fact."""
@@ -458,10 +463,8 @@ class Machine:
             self._fault = self._fault or halt
         except Exception as failure:  # noqa: BLE001  # whatever a program raises is its end
             ended = (None, failure)
-        except KeyboardInterrupt:
-            raise
         except BaseException as leaving:  # noqa: BLE001  # a flow may not end its worker
-            self._fault = self._fault or ProgramFault(f"{type(leaving).__name__}: {leaving}")
+            self._fault = self._fault or ProgramFault(in_words(leaving))
         finally:
             self.current = None
         if self._fault is not None:
@@ -473,7 +476,18 @@ class Machine:
         elif isinstance(request, Unwind):
             self._unwind(request.scope, branch)
         else:
-            self._ready.append((branch, None, _foreign(request)))
+            self._ready.append((branch, None, self._foreign(request)))
+
+    def _foreign(self, request: object) -> TypeError:
+        """What the program gets for awaiting something else than its context gives; soon it is held for that."""
+        error = TypeError(
+            f"a flow may await only what its context gives, not {type(request).__name__}: use ctx.sleep for "
+            f"asyncio.sleep and ctx.step for any other I/O"
+        )
+        self._foreigners += 1
+        if self._foreigners > FOREIGN_AWAITS_MAX:
+            raise self._stop(ProgramFault(in_words(error)))
+        return error
 
     def _ask(self, branch: Branch, ask: Ask) -> None:
         if len(self.open) >= OPEN_ASKS_MAX:
@@ -585,7 +599,7 @@ class Machine:
         if error is None:
             self._complete(value)
         elif is_fault(error):
-            raise self._stop(ProgramFault(f"{type(error).__name__}: {error}")) from error
+            raise self._stop(ProgramFault(in_words(error))) from error
         else:
             done = self.undoing.undone > 0 and not self.undoing.stands
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
@@ -650,15 +664,14 @@ class Machine:
             self._root.close()
 
 
+MISUSES: Final = ("event loop", "already awaited")
+"""What a RuntimeError says that comes of a program's own mistake."""
+
+
 def is_fault(error: BaseException) -> bool:
-    """Whether only a new deploy can mend `error`. A library that needs a running loop is such a bug too."""
-    return isinstance(error, FAULTS) or (isinstance(error, RuntimeError) and "event loop" in str(error))
-
-
-def _foreign(request: object) -> TypeError:
-    return TypeError(
-        f"a flow may await only what its context gives, not {type(request).__name__}: use ctx.sleep for "
-        f"asyncio.sleep and ctx.step for any other I/O"
+    """Whether only a new deploy can mend `error`: also a library that needs a loop, or a coroutine awaited twice."""
+    return isinstance(error, FAULTS) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in MISUSES)
     )
 
 

@@ -23,7 +23,7 @@ from contracts.limits import PAYLOAD_BYTES_MAX
 from contracts.messages import Refused, plain
 from orchestrator.core.ask import Ask
 from orchestrator.core.context import result_adapter
-from orchestrator.core.errors import UsageError, storable
+from orchestrator.core.errors import UsageError, in_words, storable
 
 Json = Any
 
@@ -93,9 +93,7 @@ async def run(ask: Ask, *, key: str, threads: ThreadPoolExecutor) -> Result:
     except asyncio.CancelledError:
         return Stopped()
     except BaseException as error:  # noqa: BLE001  # whatever a step raises is its outcome
-        return Failure(
-            {"code": "raised", "detail": storable(f"{type(error).__name__}: {error}"), "at": where(error)}
-        )
+        return Failure({"code": "raised", "detail": in_words(error), "at": where(error)})
 
 
 async def in_thread(

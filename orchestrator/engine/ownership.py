@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from contracts.limits import FACTS_WARN
 from contracts.observer import Observer
-from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, storable
+from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, in_words, storable
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, Status
@@ -35,7 +35,7 @@ COMPUTE_SECONDS_MAX: Final = 10.0
 """Of one resume of a flow: beyond it the flow computes instead of waiting, and the execution is held."""
 
 
-DEATHS_MAX: Final = 20
+DEATHS_MAX: Final = 10
 """Workers that died in a row while they owned an execution; then it is held, before it takes more with it."""
 
 
@@ -145,12 +145,12 @@ class Ownership:
                 alone = isinstance(halt, Computes | Stopped | Unreadable | Deadly)
                 code = halt.stopped_by if isinstance(halt, Stopped) else halt.code
                 return await self._hold(code, str(halt), alone=alone)
-        except LeaseLost:
+        except (LeaseLost, asyncio.CancelledError):
             raise
         except BadTurn as bad:
             return await self._hold(UNSTORABLE, str(bad), alone=True)
-        except Exception as error:  # noqa: BLE001  # a mistake of ours in one execution must not strand it
-            return await self._hold(UNSTORABLE, f"{type(error).__name__}: {error}", alone=True)
+        except BaseException as error:  # noqa: BLE001  # a mistake of ours in one execution must not strand it
+            return await self._hold(UNSTORABLE, in_words(error), alone=True)
 
     def _begin(self, loaded: Loaded) -> None:
         """Bring the machine to where the journal ends."""

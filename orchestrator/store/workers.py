@@ -78,7 +78,14 @@ async def bury(conn: Connection) -> list[str]:
 
 TAKE_OVER: Final[LiteralString] = """
       with v as materialized (
-             select e.tenant_id, e.execution_id, e.owner
+             select e.tenant_id, e.execution_id, e.owner,
+                    (select coalesce(min(l.back) - 1, 8)
+                       from (select j.kind, row_number() over (order by j.position desc) as back
+                               from waypost.journal j
+                              where j.tenant_id = e.tenant_id and j.execution_id = e.execution_id
+                              order by j.position desc
+                              limit 8) l
+                      where l.kind <> 'orphaned') as deaths
                from waypost.execution e
                join waypost.worker w on w.worker_id = e.owner and w.dead_at is not null
               order by e.tenant_id, e.execution_id
@@ -90,6 +97,8 @@ TAKE_OVER: Final[LiteralString] = """
                     fence = e.fence + 1,
                     position = e.position + 1,
                     wake_at = coalesce(%(now)s::timestamptz, now())
+                              + case when v.deaths = 0 then interval '0'
+                                     else least(60, 2 ^ v.deaths) * random() * interval '1 s' end
                from v
               where e.tenant_id = v.tenant_id
                 and e.execution_id = v.execution_id
@@ -106,6 +115,9 @@ TAKE_OVER: Final[LiteralString] = """
 
 async def take_over(conn: Connection, *, limit: int, now: datetime | None = None) -> list[str]:
     """Free up to `limit` executions of buried workers: owner null, fence + 1, and a fact that says so.
+
+    What was taken over before, with nothing written since, waits a while that grows and varies: should one of
+    them be what kills its workers, the others get through before it does so again.
 
     The join to buried workers is positive on purpose: "its owner has no row" would be an anti-join, which does
     not see a row that is inserted meanwhile.

@@ -17,6 +17,7 @@ from orchestrator import (
     Retry,
     StepError,
     StepRefused,
+    UsageError,
     days,
     hours,
     local,
@@ -467,6 +468,11 @@ def test_a_nested_function_cannot_be_an_undo() -> None:
     flow_error = pytest.raises(Exception, match="can be imported by name")
     with flow_error:
         local(lambda: None)
+
+
+def test_an_undo_must_be_given_what_its_function_takes() -> None:
+    with pytest.raises(UsageError, match="missing a required argument"):
+        local(forget)  # pyright: ignore[reportCallIssue]  # that is the point
 
 
 def test_the_context_is_of_no_use_outside_of_its_flow() -> None:

@@ -272,7 +272,7 @@ async def test_whatever_a_step_raises_is_a_failure_that_says_what_and_where(
 
     assert isinstance(result, Failure)
     assert result.error["code"] == "raised"
-    assert result.error["detail"].startswith(f"{type(error).__name__}: ")
+    assert result.error["detail"].startswith(type(error).__name__)
     assert "raises" in result.error["at"]
     strict_json.encode(result.error, what="error")
 
@@ -281,7 +281,7 @@ async def test_a_step_that_runs_out_of_an_iterator_is_a_failure_and_ends(threads
     result = await tried(next, iter([]), threads=threads)
 
     assert isinstance(result, Failure)
-    assert result.error["detail"] == "StopIteration: "
+    assert result.error["detail"] == "StopIteration"
 
 
 async def test_refused_is_definitely_not_done_and_keeps_its_words(threads: ThreadPoolExecutor) -> None:

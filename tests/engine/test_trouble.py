@@ -386,6 +386,7 @@ async def test_an_execution_of_which_every_worker_dies_is_held_before_it_takes_m
         await expire(conn, me)
         await workers.bury(conn)
         await workers.take_over(conn, limit=1)
+        await conn.execute("update waypost.execution set wake_at = now()")
 
     async with working():
         held = await client.wait(started.execution_id, seconds=30)
@@ -397,7 +398,7 @@ async def test_an_execution_of_which_every_worker_dies_is_held_before_it_takes_m
         await until(over, what="its end")
 
     assert held.held is not None
-    assert (held.row.status, held.held.reason) == ("held", "20 workers in a row died while they owned it")
+    assert (held.row.status, held.held.reason) == ("held", "10 workers in a row died while they owned it")
 
 
 async def test_a_turn_without_facts_whose_answer_is_lost_is_read_again(
@@ -415,3 +416,25 @@ async def test_a_turn_without_facts_whose_answer_is_lost_is_read_again(
     await lane.look_up(conn)
 
     assert answer.result() is False
+
+
+async def test_what_is_taken_over_again_and_again_waits_while_others_get_through(
+    client: Client, conn: Connection
+) -> None:
+    await client.start(FLOWS.get("three"), 1)
+    waits: list[float] = []
+    for _ in range(4):
+        me = await dead_worker(conn)
+        [_] = await executions.claim(conn, me=me, definitions=[("three", "1")], limit=1)
+        await expire(conn, me)
+        await workers.bury(conn)
+        await workers.take_over(conn, limit=1)
+        cursor = await conn.execute(
+            "update waypost.execution e set wake_at = now() from waypost.execution old "
+            "where e.execution_id = old.execution_id returning extract(epoch from old.wake_at - now())"
+        )
+        [(seconds,)] = await cursor.fetchall()
+        waits.append(float(seconds))
+
+    assert waits[0] <= 0
+    assert all(0 < later <= 2**n for n, later in enumerate(waits[1:], 1))
