@@ -40,7 +40,7 @@ async def test_a_record_whose_arguments_do_not_fit_is_told_as_it_stands() -> Non
     moments = Moments()
     libraries.hear(moments)
 
-    logging.getLogger("somebody").error("%d %d", "one")
+    logging.getLogger("somebody").error("%d %d", "one")  # noqa: PLE1206  # that is the point
 
     assert moments.all[0][1]["message"] == "%d %d"
 

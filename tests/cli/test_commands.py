@@ -244,7 +244,7 @@ def test_a_key_that_is_started_again_is_the_same_execution(run: Run) -> None:
         ("order", '{"id": 1e5000}', 2, "--input"),
         ("order", "[" * 1000 + "]" * 1000, 2, "--input"),
         ("order", json.dumps({"id": "x" * 300_000, "customer": "", "total": 1}), 2, "--input"),
-        ("order", "@/nowhere", 1, "/nowhere"),
+        ("order", "@/nowhere", 2, "/nowhere"),
     ],
 )
 def test_what_cannot_be_started_is_named_and_nothing_is_written(

@@ -472,7 +472,7 @@ def test_a_nested_function_cannot_be_an_undo() -> None:
 
 def test_an_undo_must_be_given_what_its_function_takes() -> None:
     with pytest.raises(UsageError, match="missing a required argument"):
-        local(forget)  # pyright: ignore[reportCallIssue]  # that is the point
+        local(forget)  # pyright: ignore[reportArgumentType]  # that is the point
 
 
 def test_the_context_is_of_no_use_outside_of_its_flow() -> None:
