@@ -98,3 +98,64 @@ begin
         perform waypost.take_back(b_tenant, b_execution, b_position, b_fence, b_message, p_now);
     end if;
 end $$;
+
+
+-- Takes up to `p_limit` executions that are due and free, longest due first, of the flows that the worker holds. Nothing
+-- is taken when the worker is dead or its lease is over.
+--
+-- A function, so that its plan is fixed: by the index of what is due, in its order. On tables that nothing has analysed
+-- yet, a plan of its own would be a bitmap scan, which reads every dead entry of that index and, unlike a plain scan,
+-- never marks one as dead: each claim would be slower than the one before, until a vacuum.
+create function waypost.claim_due(
+    p_me uuid, p_definition text[], p_version text[], p_limit int, p_now timestamptz default null
+) returns table (
+    tenant_id int, execution_id uuid, fence bigint, "position" bigint, epoch int, mail_read int, mail_received int,
+    status text, definition text, version text, at timestamptz)
+language plpgsql volatile
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := coalesce(p_now, now());
+begin
+    return query
+    with due as materialized (
+        select e.tenant_id, e.execution_id
+          from waypost.execution e
+         where e.owner is null
+           and e.wake_at <= v_now
+           and (e.definition, e.version) in (select * from unnest(p_definition, p_version))
+         order by e.wake_at, e.execution_id
+         limit p_limit
+           for no key update skip locked
+    )
+    update waypost.execution e
+       set owner = p_me,
+           fence = e.fence + 1,
+           started_at = coalesce(e.started_at, v_now)
+      from due
+     where e.tenant_id = due.tenant_id
+       and e.execution_id = due.execution_id
+       and e.owner is null
+       and exists (select 1
+                     from waypost.worker w
+                    where w.worker_id = p_me and w.dead_at is null and w.lease_until > now())
+ returning e.tenant_id, e.execution_id, e.fence, e.position, e.epoch, e.mail_read, e.mail_received, e.status,
+           e.definition, e.version, coalesce(p_now, clock_timestamp());
+end $$;
+
+
+-- The facts of executions, in order of position.
+create function waypost.facts_of(p_tenant int[], p_execution uuid[])
+returns table (execution_id uuid, "position" bigint, kind text, path text, payload text, at timestamptz)
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select j.execution_id, j.position, j.kind, j.path, j.payload::text, j.at
+      from unnest(p_tenant, p_execution) as t(tenant_id, execution_id)
+      join waypost.journal j on j.tenant_id = t.tenant_id and j.execution_id = t.execution_id
+     order by j.execution_id, j.position;
+end $$;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -114,7 +115,8 @@ class Client:
     async def start_many(self, flow: Flow, inputs: Sequence[tuple[Json, str | None]]) -> list[Started]:
         """Start an execution for each (input, key), all in one transaction; as `start`."""
         new = [self._new(flow, given, key) for given, key in inputs]
-        async with self._conn.transaction():
+        keyed = any(one.business_key is not None for one in new)
+        async with self._conn.transaction() if keyed else contextlib.nullcontext():
             outcomes = await starts.start(self._conn, new)
             while any(outcome == "again" for outcome, _ in outcomes):
                 outcomes = await starts.start(self._conn, new)

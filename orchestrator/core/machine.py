@@ -616,22 +616,24 @@ class Machine:
 
     def _complete(self, value: Json) -> None:
         try:
-            self._encoded({"output": value}, what="the flow's output")
+            text = self._encoded({"kind": str(Status.COMPLETED), "output": value}, what="the flow's output")
         except (NotEncodable, TooLarge) as error:
             code = "too-large" if isinstance(error, TooLarge) else "not-encodable"
             failed = StepFailed("", "the flow's output", {"code": code, "detail": str(error)})
             self._finish(Status.FAILED, {"error": structure(failed)})
             self.result = failed
             return
-        self._finish(Status.COMPLETED, {"output": value})
+        self._finish(Status.COMPLETED, {"output": value}, text)
         self.result = value
 
-    def _finish(self, status: Status, data: dict[str, Json]) -> None:
+    def _finish(self, status: Status, data: dict[str, Json], text: str | None = None) -> None:
+        """`text` is the fact in JSON, when nothing was undone on the way."""
         undoing = self.undoing
         counted = undoing.undone > 0 or status is Status.COMPENSATED
         undone: dict[str, Json] = {"undone": undoing.undone} if counted else {}
         stands: dict[str, Json] = {"stands": undoing.stands} if undoing.stands else {}
-        self._produce("finished", "", {"kind": str(status), **data, **undone, **stands})
+        whole = {"kind": str(status), **data, **undone, **stands}
+        self._produce("finished", "", whole, None if undone or stands else text)
         self.status = status
         self.open.clear()
         self._due.clear()

@@ -16,6 +16,9 @@ from orchestrator.store.commits import Turn, commit, committed
 from orchestrator.store.database import Connection, Pool, is_bad_data, is_transient
 
 LANES: Final = 2
+WORTH_A_LANE: Final = 16
+"""Turns that must wait for a lane to begin while the other one works."""
+
 BATCH_MAX: Final = 100
 """Turns in one transaction: beyond it a batch takes longer than it saves."""
 
@@ -66,7 +69,8 @@ class Committer:
             raise LeaseLost(turn.execution)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((turn, answer))
-        self._wanted.set()
+        if self._is_worth_a_lane:
+            self._wanted.set()
         return await answer
 
     def lanes(self) -> list[Callable[[], Awaitable[None]]]:
@@ -80,14 +84,23 @@ class Committer:
         """The share of an idle lane in what waits; it waits until something does."""
         self._idle += 1
         try:
-            while not self._waiting:
+            while not self._is_worth_a_lane:
                 self._wanted.clear()
                 await self._wanted.wait()
                 await asyncio.sleep(0)  # whoever is ready now joins this batch
-            share = -(-len(self._waiting) // self._idle)
+            share = len(self._waiting) if self._is_quiet else -(-len(self._waiting) // self._idle)
         finally:
             self._idle -= 1
         return [self._waiting.popleft() for _ in range(min(share, BATCH_MAX))]
+
+    @property
+    def _is_worth_a_lane(self) -> bool:
+        """Whether an idle lane should begin: with little to do, a second transaction costs more than it saves."""
+        return len(self._waiting) >= WORTH_A_LANE or (bool(self._waiting) and self._idle == LANES)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return len(self._waiting) < WORTH_A_LANE
 
     def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
         """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""

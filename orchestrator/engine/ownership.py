@@ -228,6 +228,11 @@ class Ownership:
         )
 
     def _feed(self) -> None:
+        machine = self._machine
+        if not (
+            self._inputs.unread or self._work.has_arrived or machine.next_due() or machine.undoing.unsettled
+        ):
+            return
         began = time.monotonic()
         if self._engine.forgetful and self._work.has_arrived:
             self._tell()

@@ -30,7 +30,15 @@ def texts(values: Iterable[str | None]) -> str:
 
 
 def times(values: Iterable[datetime | None]) -> str:
-    return "{" + ",".join(["null" if value is None else f'"{value.isoformat()}"' for value in values]) + "}"
+    """Facts of one turn mostly share their time, so each is written out once."""
+    texts: list[str] = []
+    last: datetime | None = None
+    text = "null"
+    for value in values:
+        if value is not last:
+            last, text = value, "null" if value is None else f'"{value.isoformat()}"'
+        texts.append(text)
+    return "{" + ",".join(texts) + "}"
 
 
 def flags(values: Iterable[bool]) -> str:

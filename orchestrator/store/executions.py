@@ -44,28 +44,10 @@ class Claim:
 
 
 CLAIM: Final[LiteralString] = """
-      with c as materialized (
-             select tenant_id, execution_id
-               from waypost.execution
-              where owner is null
-                and wake_at <= coalesce(%(now)s::timestamptz, now())
-                and (definition, version) in (select * from unnest(%(definitions)s::text[], %(versions)s::text[]))
-              order by wake_at, execution_id
-              limit %(n)s
-                for no key update skip locked)
-    update waypost.execution e
-       set owner = %(me)s::uuid,
-           fence = e.fence + 1,
-           started_at = coalesce(e.started_at, coalesce(%(now)s::timestamptz, now()))
-      from c
-     where e.tenant_id = c.tenant_id
-       and e.execution_id = c.execution_id
-       and e.owner is null
-       and exists (select 1
-                     from waypost.worker
-                    where worker_id = %(me)s::uuid and dead_at is null and lease_until > now())
- returning e.tenant_id, e.execution_id::text, e.fence, e.position, e.epoch, e.mail_read, e.mail_received,
-           e.status, e.definition, e.version, coalesce(%(now)s::timestamptz, clock_timestamp())
+    select tenant_id, execution_id::text, fence, position, epoch, mail_read, mail_received, status, definition,
+           version, at
+      from waypost.claim_due(%(me)s::uuid, %(definitions)s::text[], %(versions)s::text[], %(n)s::int,
+                             %(now)s::timestamptz)
 """
 
 
@@ -91,7 +73,7 @@ async def claim(
             "n": limit,
             "now": now,
         },
-        prepare=False,
+        prepare=True,
     )
     return [Claim(*row) for row in await cursor.fetchall()]
 
@@ -112,10 +94,8 @@ async def owned_by(conn: Connection, *, me: str) -> list[Claim]:
 
 
 JOURNAL: Final[LiteralString] = """
-    select t.execution_id::text, j.position, j.kind, j.path, j.payload::text, j.at
-      from unnest(%(tenants)s::int[], %(ids)s::uuid[]) as t(tenant_id, execution_id)
-      join waypost.journal j on j.tenant_id = t.tenant_id and j.execution_id = t.execution_id
-     order by t.execution_id, j.position
+    select execution_id::text, position, kind, path, payload, at
+      from waypost.facts_of(%(tenants)s::int[], %(ids)s::uuid[])
 """
 
 
@@ -126,7 +106,7 @@ async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str,
     UNREADABLE whose data say why, so that it stops its own execution and no other.
     """
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
-    cursor = await conn.execute(JOURNAL, parameters, prepare=False)
+    cursor = await conn.execute(JOURNAL, parameters, prepare=True)
     found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
     for execution, position, kind, path, payload, at in await cursor.fetchall():
         try:
