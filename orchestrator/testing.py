@@ -150,8 +150,8 @@ class FlowTester(Generic[I, O]):
         return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
 
     def _keep(self) -> None:
-        for back in [path for path, entry in self.machine.undoing.unsettled.items() if entry.settling]:
-            self.machine.tell("late", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
+        for back in self.machine.settling():
+            self.machine.tell("ended", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
         self.journal += self.machine.take_new()
         again = Machine(self.flow.program)
         again.replay(self.journal)

@@ -31,7 +31,7 @@ class Ask:
     """
 
     __slots__ = (
-        "args", "asked_at", "at_most_once", "attempt", "due", "entry", "hold", "kind", "name", "path",
+        "args", "asked_at", "at_most_once", "attempt", "due", "entry", "hold", "kind", "name", "overdue", "path",
         "position", "retry", "retry_at", "timeout", "undo", "work",
     )  # fmt: skip
 
@@ -63,6 +63,7 @@ class Ask:
         self.due: datetime | None = None
         self.attempt = 1
         self.retry_at: datetime | None = None
+        self.overdue = False
         self.entry: Entry | None = None
 
     @property

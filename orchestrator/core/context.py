@@ -152,7 +152,7 @@ class Context:
             action,
             undo=undoing(undo, adapter),
             timeout=since(timeout) or CALL_TIMEOUT,
-            hold=unknown == "hold",
+            hold=holds(unknown),
             at_most_once=once,
         )
         return fitting(adapter, await suspend(ask), ask)
@@ -209,7 +209,7 @@ class Context:
             undo=undoing(undo, adapter),
             timeout=since(timeout),
             retry=retry or STEP_RETRY,
-            hold=unknown == "hold",
+            hold=holds(unknown),
             work=(fn, args),
         )
         return fitting(adapter, await suspend(ask), ask)
@@ -300,6 +300,13 @@ def undoes(action: Action) -> dict[str, Json]:
     if said.get("effect") == Effect.AT_MOST_ONCE:
         raise UsageError(f"undo by {said['name']}: an undo is asked again until it is done, not at most once")
     return said
+
+
+def holds(unknown: str | None) -> bool:
+    """Whether an unknown outcome asks a person. Raises UsageError for anything but None, "raise" and "hold"."""
+    if unknown not in (None, "raise", "hold"):
+        raise UsageError(f"unknown={unknown!r}: expected 'raise' or 'hold'")
+    return unknown == "hold"
 
 
 def named(name: str) -> str:

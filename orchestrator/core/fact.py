@@ -13,7 +13,7 @@ PROGRAM_INPUT: Final = frozenset({"started", "ended", "late", "attempted", "reso
 PRODUCED: Final = frozenset({"asked", "finished"})
 """What the program says; compared on replay."""
 
-BYSTANDERS: Final = frozenset({"held", "resumed", "orphaned"})
+BYSTANDERS: Final = frozenset({"held", "resumed", "orphaned", "ordered"})
 """Facts for people and for the projection. The program does not see them, wherever they stand."""
 
 

@@ -29,6 +29,7 @@ from orchestrator.core.errors import (
     ProgramFault,
     StepFailed,
     UsageError,
+    error_in,
     in_words,
     reason_of,
     storable,
@@ -195,7 +196,7 @@ class Machine:
             return
         ask = self.open[path][1]
         key = self._seed + f"{path}/{ask.attempt}".encode()
-        delay = ask.retry.delay_after(ask.attempt, key=key) if again and not self._is_held(path) else None
+        delay = ask.retry.delay_after(ask.attempt, key=key) if again and not self._is_over(ask) else None
         error = error | {"attempts": ask.attempt}
         if delay is None:
             self.tell("ended", path, {"outcome": "failed", "error": error}, at)
@@ -217,9 +218,23 @@ class Machine:
         """Local work whose time has come. A step that a person has to decide about is not run meanwhile."""
         return [
             ask
-            for path, (_, ask) in self.open.items()
-            if ask.is_local and ask.retry_at is None and not self._is_held(path)
+            for _, ask in self.open.values()
+            if ask.is_local and ask.retry_at is None and not self._is_over(ask)
         ]
+
+    def settling(self, *, local: bool | None = None) -> list[str]:
+        """Paths of what has timed out and may still turn out to be done or not; only local work, or only other."""
+        waits = {path: entry.local for path, entry in self.undoing.unsettled.items() if entry.settling}
+        waits |= {path: ask.is_local for path, (_, ask) in self.open.items() if ask.overdue}
+        return [path for path, is_local in waits.items() if local is None or is_local is local]
+
+    def has_no_use_for(self, path: str) -> bool:
+        """Whether a try at `path` that runs is to be stopped: its step is over, or its time has run out."""
+        return path not in self.open or self.open[path][1].overdue
+
+    def _is_over(self, ask: Ask) -> bool:
+        """Whether `ask` is open only for an answer: no try of it begins any more."""
+        return ask.overdue or self._is_held(ask.path)
 
     def _is_held(self, path: str) -> bool:
         """Whether `path` is a step that a person has to decide about; it is still open for an answer."""
@@ -373,7 +388,9 @@ class Machine:
         self.undoing.ended(ask, fact, outcome)
         if outcome == "unknown" and ask.hold:
             ask.due = ask.retry_at = None
-            self.held = Held("unknown-outcome", ask.path, reason_of(fact.data))
+            ask.overdue = bool(error_in(fact.data).get("settling"))
+            if not ask.overdue:  # else it may yet turn out what became of it
+                self.held = Held("unknown-outcome", ask.path, reason_of(fact.data))
             return
         if self._is_held(ask.path):
             self.held = None
@@ -425,20 +442,25 @@ class Machine:
 
     def on_resumed(self, fact: Fact) -> None: ...
 
+    def on_ordered(self, fact: Fact) -> None: ...
+
     def on_orphaned(self, fact: Fact) -> None:
         """The worker that ran this died: its running tries are over, and what it was settling is settled.
 
         When the time to try again had come, the try may have run: that leaves no fact of its own.
         """
-        for path, (_, ask) in self.open.items():
+        for _, ask in self.open.values():
             waits = ask.retry_at is not None and ask.retry_at > fact.at
-            if ask.is_local and ask.position < fact.position and not waits and not self._is_held(path):
-                ask.retry_at = None
-                ask.attempt += 1
-                if ask.attempt > ask.retry.attempts:
-                    error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
-                    self._decisions[path] = {"outcome": "unknown", "error": error}
+            if ask.is_local and ask.position < fact.position and not waits and not self._is_held(ask.path):
+                self._lose_try(ask)
         self.undoing.settle_local()
+
+    def _lose_try(self, ask: Ask) -> None:
+        ask.retry_at = None
+        ask.attempt += 1
+        if ask.overdue or ask.attempt > ask.retry.attempts:
+            error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
+            self._decisions[ask.path] = {"outcome": "unknown", "error": error}
 
     # ---- running branches ----------------------------------------------------------------------------------
 

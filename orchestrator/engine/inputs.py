@@ -23,11 +23,13 @@ class Inputs:
     """The unread mail of an execution, and how much of it has become facts.
 
     `acted` are numbers of orders that were obeyed before their turn (a resume must come before everything
-    else that a stopped execution got); they are passed when their turn comes.
+    else that a stopped execution got); they are passed when their turn comes. `noted` are those that were
+    written down before it.
     """
 
     unread: deque[Mail] = field(default_factory=deque[Mail])
     acted: set[int] = field(default_factory=set[int])
+    noted: set[int] = field(default_factory=set[int])
     mail: int = 0
     orders: int = 0
     guard: bool = False
@@ -46,7 +48,7 @@ class Inputs:
 
     def unread_again(self) -> Inputs:
         """As if nothing had been read or obeyed since the last commit."""
-        return Inputs(deque([*self._taken, *self.unread]), self.acted - self._early)
+        return Inputs(deque([*self._taken, *self.unread]), self.acted - self._early, self.noted)
 
     def feed(self, machine: Machine, now: datetime, *, most: int | None = None) -> None:
         """Tell `machine` all that has come, at most `most` inputs: mail by arrival, timers by due time.
@@ -55,6 +57,7 @@ class Inputs:
         however late we are: knowledge beats a guess. When things came only decides their order; what the
         program is told, and what its next timeouts count from, is `now`.
         """
+        self._note_orders(machine, now)
         told = 0
         while most is None or told < most:
             due = machine.next_due()
@@ -67,6 +70,23 @@ class Inputs:
             else:
                 return
             told += 1
+
+    def _note_orders(self, machine: Machine, now: datetime) -> None:
+        """Write down what a person decided about what is held, before an earlier answer makes it needless."""
+        if machine.held is None:
+            return
+        for mail in list(self.unread)[1:]:
+            decides = mail.kind == "order" and mail.path == machine.held.path
+            if decides and mail.number not in self.noted:
+                self.noted.add(mail.number)
+                data = said(mail)
+                by, words = order_words(data)
+                order = {
+                    name: storable(str(data.get(name))) for name in ("order", "verdict") if data.get(name)
+                }
+                machine.remark(
+                    "ordered", mail.path or "", words | order | {"mail": mail.number}, now, actor=by
+                )
 
     def resume(self) -> Mail | None:
         """The order to resume that nobody has obeyed yet; it counts as obeyed from now on."""
@@ -127,8 +147,7 @@ def tell_order(machine: Machine, mail: Mail, data: dict[str, Json], now: datetim
     """An order of an operator, with its name and reason. What it decides may be too large to be stored (the
     undo that a given reply makes exact, say); then it decides nothing, and the execution waits on.
     """
-    by = f"operator:{storable(str(data.get('by')))}"
-    words = {key: storable(str(data.get(key) or "")) for key in ("by", "reason")}
+    by, words = order_words(data)
     if data.get("order") != "resolve":
         machine.remark("resumed", "", words | {"mail": mail.number}, now, actor=by)
         return
@@ -138,6 +157,12 @@ def tell_order(machine: Machine, mail: Mail, data: dict[str, Json], now: datetim
     except (NotEncodable, TooLarge) as error:
         verdict = {"verdict": "unfit", "error": {"code": error.code, "detail": storable(str(error))}}
         machine.tell("resolved", mail.path or "", words | verdict, now, actor=by)
+
+
+def order_words(data: dict[str, Json]) -> tuple[str, dict[str, Json]]:
+    """Who gave an order, as an actor; and name and reason, as a fact keeps them."""
+    words: dict[str, Json] = {key: storable(str(data.get(key) or "")) for key in ("by", "reason")}
+    return f"operator:{words['by']}", words
 
 
 def tell_outcome(
@@ -185,6 +210,11 @@ def deaths_at_end(journal: Sequence[Fact]) -> int:
             break
         count += 1
     return count
+
+
+def noted_in(journal: Sequence[Fact]) -> set[int]:
+    """Numbers of the orders that a journal has written down before their turn."""
+    return {fact.data["mail"] for fact in journal if fact.kind == "ordered"}
 
 
 def acted_in(journal: Sequence[Fact]) -> set[int]:

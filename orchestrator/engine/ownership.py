@@ -16,7 +16,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
-from orchestrator.engine.inputs import Inputs, acted_in, deaths_at_end, stopped_by
+from orchestrator.engine.inputs import Inputs, acted_in, deaths_at_end, noted_in, stopped_by
 from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
 from orchestrator.engine.parking import Parked, Parking
@@ -161,7 +161,7 @@ class Ownership:
             if bad is not None:
                 raise Unreadable(f"the journal cannot be read at position {bad.position}: {bad.data['why']}")
             self._at = Machine(self._flow.program)
-            self._inputs.acted = acted_in(journal)
+            self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
             self._machine.position = self._position
             stopped = stopped_by(journal)
             if stopped is not None:

@@ -73,7 +73,7 @@ class Work:
     def stop_closed(self, machine: Machine) -> None:
         """Cancel tries of steps that are over (they timed out), once each."""
         for path in [path for path in self._running if path not in self._stopping]:
-            if path not in machine.open:
+            if machine.has_no_use_for(path):
                 self._stopping.add(path)
                 self._running[path].cancel()
 
@@ -87,14 +87,10 @@ class Work:
             path, result = self._arrived.pop(0)
             self._told.append((path, result))
             tell(machine, path, result, clock)
-        waiting = [
-            path for path, entry in machine.undoing.unsettled.items() if entry.local and entry.settling
-        ]
-        for path in waiting:
-            if path in self._running:
-                continue
-            error = {"code": "not-running", "detail": "its time ran out while no try of it ran"}
-            machine.tell("late", path, {"outcome": "unknown", "error": error}, clock.now())
+        for path in machine.settling(local=True):
+            if path not in self._running:
+                error = {"code": "not-running", "detail": "its time ran out while no try of it ran"}
+                machine.tell("ended", path, {"outcome": "unknown", "error": error}, clock.now())
 
     def stored(self) -> None:
         """What was told is committed."""

@@ -129,9 +129,27 @@ async def asks_a_person(ctx: Context, n: int) -> str:
     return str(reply)
 
 
-def test_a_step_that_a_person_calls_done_is_undone_later_although_its_message_never_settled() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "opened"),
+    [("refused", []), ("done", ["b"])],
+    ids=["it was never sent", "its reply was on the way"],
+)
+def test_a_person_is_not_asked_what_the_message_itself_can_tell(outcome: str, opened: list[str]) -> None:
     machine = started(asks_a_person)
     machine.fire(NOON + minutes(1))
+    assert (machine.held, machine.settling(), list(machine.open)) == (None, ["a"], ["a"])
+
+    told = {"value": "r"} if outcome == "done" else {"error": error("never-sent")}
+    machine.tell("ended", "a", {"outcome": outcome, **told}, NOON)
+
+    assert (machine.held, machine.settling(), list(machine.open)) == (None, [], opened)
+    machine.evict()
+
+
+def test_a_step_that_a_person_calls_done_is_undone_later() -> None:
+    machine = started(asks_a_person)
+    machine.fire(NOON + minutes(1))
+    machine.tell("ended", "a", {"outcome": "unknown", "error": error("sent")}, NOON)
 
     machine.tell("resolved", "a", {"verdict": "done", "value": "r", "by": "ann", "reason": ""}, NOON)
     machine.tell("ended", "b", {"outcome": "refused", "error": error("no")}, NOON)
@@ -143,7 +161,9 @@ def test_a_step_that_a_person_calls_done_is_undone_later_although_its_message_ne
 def test_a_held_step_takes_an_answer_and_another_unknown_tells_nothing_new() -> None:
     machine = started(asks_a_person)
     machine.fire(NOON + minutes(1))
+    machine.tell("ended", "a", {"outcome": "unknown", "error": error("sent")}, NOON)
     held = machine.held
+    assert held is not None
 
     machine.tell("ended", "a", {"outcome": "unknown", "error": error("sent")}, NOON)
     assert (machine.new[-1].kind, machine.held) == ("late", held)
@@ -153,7 +173,7 @@ def test_a_held_step_takes_an_answer_and_another_unknown_tells_nothing_new() -> 
     machine.evict()
 
 
-def test_a_step_that_waits_for_a_person_does_not_run_meanwhile() -> None:
+def test_a_step_whose_time_has_run_out_does_not_run_again() -> None:
     @workflow(name="holds", version="1")
     async def holds(ctx: Context, n: int) -> None:
         await ctx.step(work, timeout=minutes(1), unknown="hold")
@@ -162,7 +182,7 @@ def test_a_step_that_waits_for_a_person_does_not_run_meanwhile() -> None:
 
     machine.fire(NOON + minutes(1))
 
-    assert (machine.held and machine.held.path, machine.runnable(), machine.next_due()) == ("work", [], None)
+    assert (machine.settling(local=True), machine.runnable(), machine.next_due()) == (["work"], [], None)
     machine.attempt_failed("work", error("raised"), NOON)
     assert (machine.new[-1].kind, machine.status) == ("finished", "failed")
 

@@ -92,7 +92,7 @@ class World:
         """Something that is waited for comes."""
         machine = self.machine
         calls = [path for path, (_, ask) in machine.open.items() if ask.is_message]
-        settling = [path for path, entry in machine.undoing.unsettled.items() if entry.settling]
+        settling = machine.settling()
         runs = [ask.path for ask in machine.runnable()]
         if self.pick(4) == 3:
             self._pass_time()

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from contracts import Command, Refused
-from orchestrator import Context, Retry, local, seconds, workflow
+from orchestrator import Context, Retry, StepRefused, local, seconds, workflow
 from orchestrator.flows import Flows
 
 CALLS: list[tuple[Any, ...]] = []
@@ -119,6 +119,15 @@ async def hurries(ctx: Context, order: str) -> str:
     return paid.charge
 
 
+@workflow(name="asks", version="1")
+async def asks(ctx: Context, order: str) -> str:
+    try:
+        await ctx.call(Charge(order=order), timeout=seconds(0.05), unknown="hold")
+    except StepRefused as no:
+        return no.code
+    return "charged"
+
+
 @workflow(name="naps", version="1")
 async def naps(ctx: Context, n: int) -> str:
     await ctx.sleep(seconds(0.05))
@@ -147,4 +156,4 @@ async def patient(ctx: Context, n: int) -> str:
     return "done"
 
 
-FLOWS = Flows([three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient])
+FLOWS = Flows([three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -243,3 +244,46 @@ async def test_only_a_held_execution_can_be_resumed(working: Working, client: Cl
 
         with pytest.raises(NotHeld, match="is completed"):
             await client.resume(started.execution_id, by="ann", reason="why not")
+
+
+@REMEMBERING
+async def test_a_person_is_not_asked_about_what_was_never_sent(
+    working: Working, client: Client, forgetful: bool
+) -> None:
+    async with working(forgetful=forgetful):
+        started = await client.start(FLOWS.get("asks"), "A")
+        view = await client.wait(started.execution_id, seconds=30)
+
+    assert (view.row.status, view.output) == ("completed", "never-sent")
+
+
+@REMEMBERING
+async def test_an_order_that_an_earlier_answer_makes_needless_stays_in_the_history(
+    working: Working, client: Client, conn: Connection, forgetful: bool
+) -> None:
+    async with working(forgetful=forgetful):
+        started = await client.start(FLOWS.get("asks"), "A")
+        one = started.execution_id
+        await reply(conn, "charge", Outcome("unknown", code="sent"), execution=one)
+        held = await client.wait(one, seconds=30)
+        assert (held.row.status, held.held and held.held.path) == ("held", "charge")
+        data = strict_json.encode(Outcome("done", {"charge": "ch"}).as_json(), what="reply")
+        item = MailItem(
+            kind="reply", sender="payments", source="/payments", event_id="2", data=data,
+            digest=hashlib.sha256(data.encode()).digest(), causation=await message_at(conn, one, "charge"),
+        )  # fmt: skip
+        await inbox.post(conn, [item])
+        await client.resolve(one, "charge", "not_done", by="ann", reason="the bank says no")
+
+        async def over() -> bool:
+            return (await client.show(one)).row.status == "completed"
+
+        await until(over, what="its end")
+        view = await client.show(one)
+
+    assert view.output == "charged"
+    [ordered] = [fact for fact in view.facts if fact.kind == "ordered"]
+    said = json.loads(ordered.payload or "")
+    assert (ordered.actor, ordered.path, said["verdict"], said["reason"]) == (
+        "operator:ann", "charge", "not_done", "the bank says no",
+    )  # fmt: skip
