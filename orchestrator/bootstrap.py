@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -32,6 +33,9 @@ from relay.relay import Relay
 from relay.settings import RelaySettings
 
 T = TypeVar("T")
+
+BLOCKED_EXIT: Final = 70
+"""How a worker ends whose event loop does not come back (EX_SOFTWARE): start another one."""
 
 WORKER_CONNECTIONS: Final = 8
 RELAY_CONNECTIONS: Final = 4
@@ -150,6 +154,7 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             source=settings.source,
             receiver_url=settings.receiver_url,
             observer=said,
+            blocked=partial(os._exit, BLOCKED_EXIT),
         )
         await work.run(stop)
     leave_threads()

@@ -58,7 +58,8 @@ class Worker:
     """Runs `flows` until asked to stop. Any number of workers share the work.
 
     When its lease is lost (it was frozen, or the database was away for longer), all it owned is let go, and it
-    goes on as a new worker. `forgetful` is for tests: each execution is let go after each of its facts.
+    goes on as a new worker. `blocked` is called, from a thread, when the event loop does not come back: only
+    ending the process helps then. `forgetful` is for tests: each execution is let go after each of its facts.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Worker:
         receiver_url: str = "http://127.0.0.1:8081",
         observer: Observer | None = None,
         limits: WorkerLimits | None = None,
+        blocked: Callable[[], None] = lambda: None,
         forgetful: bool = False,
     ) -> None:
         self._pool = pool
@@ -82,6 +84,7 @@ class Worker:
         self._span = lease
         self._observer = observer or Silent()
         self._limits = limits or WorkerLimits()
+        self._blocked = blocked
         self._forgetful = forgetful
         self._wire = Wire(source, receiver_url)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
@@ -107,7 +110,19 @@ class Worker:
             return
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        lease = Lease(self._dsn, me=me, span=self._span, granted=granted, lost=lambda: _set(loop, lost))
+
+        def blocked(stack: list[str]) -> None:
+            self._observer.saw("event loop blocked", worker=me, stack=stack)
+            self._blocked()
+
+        lease = Lease(
+            self._dsn,
+            me=me,
+            span=self._span,
+            granted=granted,
+            lost=lambda: _set(loop, lost),
+            blocked=blocked,
+        )
         engine = self._engine(lease)
         flows = {(flow.name, flow.version): flow for flow in self._flows}
         appetite = Appetite(self._limits.owned_max, self._limits.claim_max, self._limits.poll)

@@ -145,6 +145,23 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {words_of(error)}".removesuffix(": ")
 
 
+def place_of(error: BaseException) -> str:
+    """Where the author's own code raised `error`, or asked for what did: function, module and line."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", "?"))
+        if not module.startswith("orchestrator."):
+            place = f"{trace.tb_frame.f_code.co_qualname} ({module}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return storable(place)
+
+
+def in_full(error: BaseException) -> str:
+    """Type, words and place of `error`."""
+    place = place_of(error)
+    return f"{in_words(error)} at {place}" if place else in_words(error)
+
+
 def structure(error: BaseException) -> dict[str, Json]:
     """A failure as data: class, code, detail, and where it happened."""
     if isinstance(error, StepError):
@@ -160,7 +177,8 @@ def structure(error: BaseException) -> dict[str, Json]:
         "class": "permanent",
         "type": type(error).__name__,
         "code": "raised",
-        "detail": words_of(error),
+        "detail": in_words(error),
+        "at": place_of(error),
     }
 
 

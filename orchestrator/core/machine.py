@@ -30,6 +30,7 @@ from orchestrator.core.errors import (
     StepFailed,
     UsageError,
     error_in,
+    in_full,
     in_words,
     reason_of,
     storable,
@@ -340,7 +341,7 @@ class Machine:
         except Halt:
             raise
         except BaseException as error:
-            raise self._stop(ProgramFault(f"the undo of {path} raised {in_words(error)}")) from error
+            raise self._stop(ProgramFault(f"the undo of {path} raised {in_full(error)}")) from error
 
     def _decide(self) -> None:
         """Live only: what the core itself knows about an ask becomes an input fact."""
@@ -486,7 +487,7 @@ class Machine:
         except Exception as failure:  # noqa: BLE001  # whatever a program raises is its end
             ended = (None, failure)
         except BaseException as leaving:  # noqa: BLE001  # a flow may not end its worker
-            self._fault = self._fault or ProgramFault(in_words(leaving))
+            self._fault = self._fault or ProgramFault(in_full(leaving))
         finally:
             self.current = None
         if self._fault is not None:
@@ -621,7 +622,7 @@ class Machine:
         if error is None:
             self._complete(value)
         elif is_fault(error):
-            raise self._stop(ProgramFault(in_words(error))) from error
+            raise self._stop(ProgramFault(in_full(error))) from error
         else:
             done = self.undoing.undone > 0 and not self.undoing.stands
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})

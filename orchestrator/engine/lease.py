@@ -7,6 +7,7 @@ its executions must not keep them.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,19 +26,42 @@ MARGIN: Final = 0.2
 """The part of a lease that is left when its holder stops starting effects."""
 
 
+BLOCKED_SECONDS_MAX: Final = 10.0
+"""For the event loop to come back once the lease is over; a longer lease waits as long as itself."""
+
+FRAMES_MAX: Final = 12
+"""Of a stack that is told."""
+
+
 class Lease:
-    """Whether worker `me` may still write. `lost` is called, from any thread, when it no longer may."""
+    """Whether worker `me` may still write. `lost` is called, from any thread, when it no longer may.
+
+    `blocked` is called, with where the code stands, when the event loop does not come back after that: a flow
+    that computes for ever, say. From then on the process is of no use to anybody.
+    """
 
     def __init__(
-        self, dsn: str, *, me: str, span: timedelta, granted: float, lost: Callable[[], None]
+        self,
+        dsn: str,
+        *,
+        me: str,
+        span: timedelta,
+        granted: float,
+        lost: Callable[[], None],
+        blocked: Callable[[list[str]], None] = lambda _: None,
+        patience: float = BLOCKED_SECONDS_MAX,
     ) -> None:
         self.me = me
         self._dsn = dsn
         self._span = span
         self._lost = lost
+        self._blocked = blocked
+        self._patience = max(patience, span.total_seconds())
+        self._loop_thread = threading.get_ident()
         self._ends = granted + span.total_seconds()
         self._tick = time.monotonic()
         self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lease-{me[:8]}", daemon=True)
 
     def start(self) -> None:
@@ -45,7 +69,12 @@ class Lease:
 
     def stop(self) -> None:
         """Renew no more. Returns at once; the thread ends by itself."""
+        self._stopped.set()
         self._over.set()
+
+    def join(self) -> None:
+        """Wait for the thread's end, after `stop`."""
+        self._thread.join()
 
     def tick(self) -> None:
         """The event loop is alive."""
@@ -66,9 +95,17 @@ class Lease:
         self._lost()
 
     def _run(self) -> None:
-        pause = self._span.total_seconds() / RENEWALS
+        self._renew()
+        if not self._over.is_set():
+            self._lose()
+        while not self._stopped.wait(self._span.total_seconds() / RENEWALS):
+            if time.monotonic() - self._tick > self._patience:
+                self._blocked(stack_of(self._loop_thread))
+                return
+
+    def _renew(self) -> None:
         conn: psycopg.Connection[tuple[Any, ...]] | None = None
-        while not self._over.wait(pause):
+        while not self._over.wait(self._span.total_seconds() / RENEWALS):
             now = time.monotonic()
             if now >= self._ends:
                 break
@@ -84,8 +121,18 @@ class Lease:
             except psycopg.Error:
                 conn = _closed(conn)
         _closed(conn)
-        if not self._over.is_set():
-            self._lose()
+
+
+def stack_of(thread: int) -> list[str]:
+    """Where a thread's code stands, the innermost frame first: function, module and line."""
+    frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # documented so
+    frame = frames.get(thread)
+    places: list[str] = []
+    while frame is not None and len(places) < FRAMES_MAX:
+        module = frame.f_globals.get("__name__", "?")
+        places.append(f"{frame.f_code.co_qualname} ({module}:{frame.f_lineno})")
+        frame = frame.f_back
+    return places
 
 
 def _closed(conn: psycopg.Connection[tuple[Any, ...]] | None) -> None:

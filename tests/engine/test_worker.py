@@ -211,11 +211,8 @@ async def test_a_bug_holds_only_its_execution_and_an_order_resumes_it_after_a_de
         started = await client.start(FLOWS.get("buggy"), 1)
         held = await client.wait(started.execution_id, seconds=30)
         assert held.held is not None
-        assert (held.row.status, held.held.code, held.held.reason) == (
-            "held",
-            "program-fault",
-            "AttributeError: a bug",
-        )
+        assert (held.row.status, held.held.code) == ("held", "program-fault")
+        assert held.held.reason.startswith("AttributeError: a bug at buggy (tests.engine.flows:")
         await client.resume(started.execution_id, by="ann", reason="try again")
 
         async def again() -> bool:
