@@ -31,7 +31,7 @@ class Workflow(Generic[I, O]):
     input: TypeAdapter[Any]
     output: TypeAdapter[Any]
 
-    async def program(self, machine: Machine, input: Json) -> Json:  # noqa: A002  # the design's word
+    async def program(self, machine: Machine, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """The flow as the machine drives it: one saga around all it does. Raises InputInvalid."""
         try:
             argument = self.input.validate_python(input)
@@ -41,7 +41,7 @@ class Workflow(Generic[I, O]):
             result = await self.run(Context(machine), argument)
         return self.output.dump_python(result, mode="json", warnings=False)
 
-    def checked(self, input: Json) -> Json:  # noqa: A002  # the design's word
+    def checked(self, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """`input` as it will be recorded. Raises contracts.InputInvalid with every place that does not fit."""
         try:
             return self.input.dump_python(self.input.validate_python(input), mode="json")

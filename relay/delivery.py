@@ -1,4 +1,4 @@
-"""What an answer means for the message that it answers: `wire.md`'s table, as data in and data out."""
+"""What an answer means for the message that it answers: the table of docs/participants.md, as data in and data out."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,7 +83,7 @@ def judge(answer: Answer, *, attempt: int, endpoint: str) -> Verdict:
     waits for it takes it back. Whether a refusal is definite is decided under the lock (`waypost.settle`),
     which knows the earlier tries.
 
-    Source: `wire.md`, "The HTTP answer"; RFC 9110, section 10.2.3 (Retry-After must be observed).
+    Source: docs/participants.md, the answers; RFC 9110, section 10.2.3 (Retry-After must be observed).
     """
     status = answer.status
     if status is None:

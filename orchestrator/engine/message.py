@@ -75,7 +75,7 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
 
 
 def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool | int]:
-    """The attributes of wire.md beyond CloudEvents' own."""
+    """The attributes of docs/participants.md beyond CloudEvents' own."""
     found: dict[str, str | bool | int] = {
         "correlationid": sender.execution,
         "idempotencykey": key,

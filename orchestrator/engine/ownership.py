@@ -45,7 +45,7 @@ class Flow(Protocol):
     @property
     def name(self) -> str: ...
 
-    def program(self, machine: Machine, input: Json) -> Coroutine[Any, Any, Json]: ...  # noqa: A002  # the design's word
+    def program(self, machine: Machine, input: Json) -> Coroutine[Any, Any, Json]: ...  # noqa: A002  # an execution's input, everywhere
 
 
 @dataclass(frozen=True, slots=True)
