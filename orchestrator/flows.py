@@ -16,7 +16,7 @@ Flow = Workflow[Any, Any]
 
 
 class FlowsInvalid(WaypostError):
-    """A module with flows cannot be used; the message names it and says why."""
+    """A module with flows or contracts cannot be used; the message names it and says why."""
 
     code = "flows-invalid"
 
@@ -61,12 +61,9 @@ def load(modules: Sequence[str]) -> Flows:
 
     Raises FlowsInvalid when a module cannot be imported, or has no flow.
     """
-    here = os.getcwd()  # noqa: PTH109  # sys.path holds text
-    if here not in sys.path:
-        sys.path.insert(0, here)
     flows = Flows()
     for name in modules:
-        found: list[Flow] = [thing for thing in vars(_imported(name)).values() if isinstance(thing, Workflow)]
+        found: list[Flow] = [thing for thing in vars(imported(name)).values() if isinstance(thing, Workflow)]
         if not found:
             raise FlowsInvalid(f"module {name}: expected at least one @workflow, found none")
         for flow in found:
@@ -74,7 +71,11 @@ def load(modules: Sequence[str]) -> Flows:
     return flows
 
 
-def _imported(name: str) -> ModuleType:
+def imported(name: str) -> ModuleType:
+    """The module, the working directory being on the path. Raises FlowsInvalid when it cannot be imported."""
+    here = os.getcwd()  # noqa: PTH109  # sys.path holds text
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except Exception as error:

@@ -16,7 +16,7 @@ import psycopg
 
 from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
 from migrations.runner import MigrationError
-from orchestrator.cli import demo, dev, operations, register, roles
+from orchestrator.cli import demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.output import Exit, note, plain
 from orchestrator.settings import Settings
@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "list": operations.list_executions,
     "resume": operations.resume,
     "resolve": operations.resolve,
+    "contracts": schemas.contracts,
     "demo": demo.run,
     "dev": dev.run,
 }

@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add_roles(command)
     add_registry(command)
     add_operations(command)
+    add_contracts(command)
     demo = command("demo", "Show it all: start every part and three services, and run four orders.")
     demo.add_argument("--once", action="store_true", help="end when the orders are over")
     dev = command("dev", "Run every part on this machine, with a database in the data folder that is kept.")
@@ -162,6 +163,17 @@ def add_operations(command: Command) -> None:
     resolve.add_argument("verdict", choices=("retry", "done", "skip", "not_done"))
     resolve.add_argument("--value", metavar="JSON", help="with done: what the step returned")
     add_operator(resolve)
+
+
+def add_contracts(command: Command) -> None:
+    contracts = command("contracts", "Print the contract classes of modules as JSON Schema.")
+    contracts.add_argument("modules", nargs="+", metavar="MODULE", help="with classes of commands and events")
+    contracts.add_argument(
+        "--out", metavar="DIR", help="write one file per type there, remove those of others"
+    )
+    contracts.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when --out would change anything"
+    )
 
 
 STATES = ("ready", "running", "waiting", *(str(status) for status in Status))
