@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -13,9 +11,8 @@ from typing import Final
 import pytest
 
 from contracts.signature import Secret, sign, verify
+from tests.npm import node_modules
 
-PACKAGE: Final = "standardwebhooks@1.0.0"
-INSTALL_SECONDS: Final = 90
 SECRET: Final = Secret.of(bytes(range(32)))
 ID: Final = "msg_2b6f8f"
 BODY: Final = '{"order":"order-1042","name":"Zoë €"}'
@@ -39,30 +36,12 @@ console.log(JSON.stringify({ verified, signature: webhook.sign(input.id, at, inp
 """
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where the package is installed. Skips where npm is absent or cannot reach its registry."""
-    if not (shutil.which("npm") and shutil.which("node")):
-        pytest.skip("npm or node is not installed")
-    folder = tmp_path_factory.mktemp("npm")
-    command = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
-    environment = os.environ | {"npm_config_update_notifier": "false", "npm_config_fetch_retries": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            timeout=INSTALL_SECONDS,
-            check=False,
-            text=True,
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install {PACKAGE} within {INSTALL_SECONDS} s")
-    if done.returncode:
-        pytest.skip(f"npm cannot install {PACKAGE}: {done.stderr.strip().splitlines()[:1]}")
-    (folder / "exchange.js").write_text(SCRIPT)
-    return folder
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A folder where the package can be used."""
+    (tmp_path / "node_modules").symlink_to(node_modules())
+    (tmp_path / "exchange.js").write_text(SCRIPT)
+    return tmp_path
 
 
 def exchange(node: Path, signature: str, timestamp: int) -> dict[str, object]:
