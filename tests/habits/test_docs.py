@@ -269,7 +269,7 @@ def test_the_codemap_names_every_file() -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".sql"} and path.name != "__init__.py"
+        if path.suffix in {".py", ".sql", ".mjs"} and path.name != "__init__.py"
     }
 
     assert mapped() == there

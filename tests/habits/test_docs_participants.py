@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -13,18 +14,17 @@ from typing import Any, Final
 import pytest
 
 from contracts.envelope import STRUCTURED, decode_structured
-from contracts.signature import Secret, sign, verify
-from orchestrator.core.fact import Fact
-from orchestrator.engine.message import Identity, Wire, message_of
+from contracts.signature import Secret, verify
 from receiver.arrivals import Arrival, mail_of
 from receiver.inbox import Asked
 from receiver.senders import Sender
-from tests.habits.documents import blocks, files_in
+from tests.commands import command, signed, undo_of
+from tests.habits.documents import blocks, files_in, text_of
 
 PAGE: Final = "docs/participants.md"
+NODE: Final = "examples/node/participant.mjs"
 COMMANDS: Final = Secret.of(b"c" * 32)
 REPLIES: Final = Secret.of(b"r" * 32)
-EXECUTION: Final = "0199b6a0-0000-7000-8000-000000000001"
 
 
 @pytest.fixture
@@ -42,36 +42,6 @@ def loaded(folder: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def command(verb: str, data: Any, *, path: str, **more: Any) -> bytes:
-    """A command as the engine makes it."""
-    at = datetime.now(UTC)
-    args = {"do": "call", "endpoint": "payments", "name": verb, "data": data}
-    asked = {
-        "kind": "call",
-        "name": path,
-        "args": args,
-        "due": (at + timedelta(minutes=5)).isoformat(),
-        **more,
-    }
-    sender = Identity(tenant=1, execution=EXECUTION, epoch=0, key="order-1042", traceparent=None)
-    return message_of(
-        Fact(2, "asked", path, asked, at), sender, Wire("/waypost", "https://waypost.example")
-    ).body
-
-
-def undo_of(body: bytes, path: str) -> bytes:
-    event = decode_structured(body)
-    assert event.time is not None
-    more = {"kind": "undo", "name": path, "known": True, "undoes_at": event.time}
-    return command("payment.refund", {"order": "order-1042"}, path=f"{path}/undo", **more)
-
-
-def headers_for(body: bytes) -> dict[str, str]:
-    now, identity = int(datetime.now(UTC).timestamp()), decode_structured(body).id
-    signature = sign([COMMANDS], message_id=identity, timestamp=now, body=body)
-    return {"webhook-id": identity, "webhook-timestamp": str(now), "webhook-signature": signature}
 
 
 class Post:
@@ -104,7 +74,7 @@ class Post:
 
 def taken(bank: ModuleType, body: bytes, post: Post) -> int:
     status: int = bank.take(
-        headers_for(body), body, command_secret=COMMANDS.text, reply_secret=REPLIES.text, post=post
+        signed(body, COMMANDS), body, command_secret=COMMANDS.text, reply_secret=REPLIES.text, post=post
     )
     return status
 
@@ -152,8 +122,8 @@ def test_the_service_by_hand_refuses_a_forgery_and_says_later_when_no_reply_was_
 
     secrets = {"command_secret": COMMANDS.text, "reply_secret": REPLIES.text}
 
-    assert bank.take(headers_for(charge), charge + b" ", **secrets, post=closed) == 401
-    assert bank.take(headers_for(charge), charge, **secrets, post=closed) == 503
+    assert bank.take(signed(charge, COMMANDS), charge + b" ", **secrets, post=closed) == 401
+    assert bank.take(signed(charge, COMMANDS), charge, **secrets, post=closed) == 503
 
 
 def test_the_service_with_the_helper_is_one(
@@ -167,3 +137,15 @@ def test_the_service_with_the_helper_is_one(
     request.addfinalizer(payments._memory.close)
 
     assert sorted(payments._handlers) == ["payment.charge", "payment.refund"]
+
+
+def test_the_service_in_node_is_the_one_that_is_tested() -> None:
+    assert blocks(PAGE, "js") == [text_of(NODE)]
+
+
+def test_the_service_in_node_is_short_and_needs_two_packages() -> None:
+    lines = text_of(NODE).splitlines()
+    packages = re.findall(r'^import .+ from "(?!node:)(.+)";$', text_of(NODE), re.MULTILINE)
+
+    assert len(lines) < 60
+    assert packages == ["cloudevents", "standardwebhooks"]
