@@ -14,12 +14,16 @@ from typing import Any, Final
 import pytest
 
 from contracts.envelope import STRUCTURED, decode_structured
+from contracts.errors import BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable
+from contracts.schemas import document
 from contracts.signature import Secret, verify
+from examples.shop.contracts import Charge
 from receiver.arrivals import Arrival, mail_of
 from receiver.inbox import Asked
 from receiver.senders import Sender
+from tests.cli.processes import ROOT
 from tests.commands import command, signed, undo_of
-from tests.habits.documents import blocks, files_in, text_of
+from tests.habits.documents import blocks, code_in, files_in, table, text_of
 
 PAGE: Final = "docs/participants.md"
 NODE: Final = "examples/node/participant.mjs"
@@ -88,6 +92,31 @@ def test_a_command_looks_as_the_page_shows_it() -> None:
     assert made["idempotencykey"].partition("/")[2] == shown_there["idempotencykey"].partition("/")[2]
     for constant in ("specversion", "type", "subject", "datacontenttype", "replyto", "data"):
         assert made[constant] == shown_there[constant]
+
+
+def test_every_attribute_of_a_command_is_explained_and_no_other() -> None:
+    made = json.loads(undo_of(command("payment.charge", {}, path="charge"), "charge"))
+    explained = [name for cells in table(PAGE, "attribute") for name in code_in(cells[0])]
+
+    assert sorted(explained) == sorted(made.keys() - {"specversion", "time", "datacontenttype"})
+
+
+def test_every_status_of_the_receiver_is_explained() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "receiver").glob("*.py"))
+    raised = {int(status) for status in re.findall(r"Refusal\((\d{3})", sources)}
+    told = {error.http_status for error in (BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable)}
+    listed = {
+        int(status) for row in table(PAGE, "the receiver answers") for status in re.findall(r"\d+", row[0])
+    }
+
+    assert raised, "the search finds no refusal at all"
+    assert listed == raised | told | {202}
+
+
+def test_the_parts_of_a_contract_s_document_are_explained() -> None:
+    explained = [name for cells in table(PAGE, "of a command") for name in code_in(cells[0])]
+
+    assert explained == list(document(Charge))
 
 
 def test_the_service_by_hand_acts_once_and_repeats_its_reply(bank: ModuleType) -> None:
