@@ -10,6 +10,8 @@ from uuid import UUID
 
 import psycopg
 
+from contracts.replies import Asked
+
 Connection = psycopg.AsyncConnection[Any]
 MailKind = Literal["reply", "event", "order", "result", "child"]
 PostOutcome = Literal["stored", "duplicate", "conflict", "stale"]
@@ -106,14 +108,6 @@ def column(values: Iterable[object]) -> list[object] | None:
     """An array of `values`; none at all when all are null: unnest fills up what an array lacks."""
     array = list(values)
     return array if any(value is not None for value in array) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The command that a reply names: its type, and the one sender that may answer it."""
-
-    type: str
-    replies_from: str
 
 
 ASKED: Final[LiteralString] = """

@@ -15,11 +15,11 @@ import pytest
 
 from contracts.envelope import STRUCTURED, decode_structured
 from contracts.errors import BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable
+from contracts.replies import Asked
 from contracts.schemas import document
 from contracts.signature import Secret, verify
 from examples.shop.contracts import Charge
 from receiver.arrivals import Arrival, mail_of
-from receiver.inbox import Asked
 from receiver.senders import Sender
 from tests.cli.processes import ROOT
 from tests.commands import command, signed, undo_of

@@ -7,8 +7,8 @@ import pytest
 
 from contracts.envelope import Envelope
 from contracts.errors import MalformedEvent, NotAllowed
+from contracts.replies import Asked
 from receiver.arrivals import Arrival, mail_of
-from receiver.inbox import Asked
 from receiver.senders import Sender
 from tests.receiver.world import SECRET
 

@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from contracts.replies import Asked
 from receiver import inbox
-from receiver.inbox import Asked, MailItem
+from receiver.inbox import MailItem
 from tests.receiver.world import NOON, Connection, add_command, one
 
 EVENT = MailItem(
