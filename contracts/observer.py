@@ -12,6 +12,8 @@ from typing import Protocol
 class Observer(Protocol):
     """Hears moments. Must not raise and must not block; it is called inside the event loop.
 
+    relay:     message.tried (state, outcome, status, error) · replies.posted (count, stored) ·
+               reply.unfit (endpoint, error), a reply in an answer that breaks the contract
     receiver:  receiver.started (host, port) · post.batch (size, stored) · event.duplicate (tenant, sender) ·
                event.conflict · event.unstorable (error) · request.refused (status, reason, path, error) ·
                connection.refused · post.failed (error) · secret.unreadable (error) · receiver.draining ·

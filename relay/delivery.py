@@ -10,6 +10,7 @@ from contracts.outcome import Outcome
 NOT_FOUND_TRIES: Final = 5  # 404 is a service that is being deployed for about 18 s, then a wrong URL
 PAUSE: Final = timedelta(seconds=60)  # of an endpoint that answers 429 without Retry-After
 RETRY_AFTER_MAX: Final = timedelta(hours=24)
+REPLY_CUT: Final = "reply-cut"  # the answer began to be a reply and broke off
 
 TRIED_AGAIN: Final = frozenset({404, 408, 409, 425, 429})  # of the 4xx; every other one is a refusal
 NOT_ACTED_ON: Final = frozenset({404, 425, 429})  # said before the service looked at the command
@@ -21,9 +22,10 @@ class Answer:
     """What one try brought back.
 
     `status` is the peer's own word: None when none came, or none that HTTP knows; then `error_code` says what
-    happened instead. `reached` is False only when provably not one byte of the request was written. `body`
-    holds at most the relay's `response_max` bytes and `truncated` says that there was, or may have been,
-    more.
+    happened instead, and beside a status what is wrong with the reply that came with it. `reached` is False
+    only when provably not one byte of the request was written. `body` holds at most the relay's
+    `response_max` bytes and `truncated` says that there was, or may have been, more. `reply` is the body of a
+    200 or 201 that is a CloudEvent, when it came whole.
     """
 
     status: int | None = None
@@ -32,6 +34,7 @@ class Answer:
     content_type: str = ""
     body: bytes = b""
     truncated: bool = False
+    reply: bytes | None = None
     retry_after: timedelta | None = None
     duration: timedelta = timedelta(0)
 
@@ -43,7 +46,7 @@ def unsent(error_code: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The service has the message. Its reply comes, or came, by itself."""
+    """The service has the message. Its reply is in the answer, or comes, or came, by itself."""
 
     word: ClassVar = "delivered"
     reached: ClassVar = True
@@ -89,7 +92,8 @@ def judge(answer: Answer, *, attempt: int, endpoint: str) -> Verdict:
     if status is None:
         return Retry(delay_after(attempt), answer.reached)
     if 200 <= status < 300:
-        return Delivered()
+        # Whoever answers with the reply posts none: what broke off is said again when the command comes again.
+        return Retry(delay_after(attempt), reached=True) if answer.error_code == REPLY_CUT else Delivered()
     if _is_tried_again(status) and not (status == 404 and attempt >= NOT_FOUND_TRIES):
         pause = min(answer.retry_after or timedelta(0), RETRY_AFTER_MAX)
         if status == 429:

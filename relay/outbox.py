@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 
 from contracts import strict_json
 from relay.delivery import Answer, Refused, Retry, Verdict
+from relay.replies import Reply
 
 Connection = AsyncConnection[Any]
 EndpointKey = tuple[int, str]
@@ -27,7 +28,8 @@ class Message:
     """A message that this relay has claimed: nobody else sends it while the claim lives.
 
     `attempt` counts from 1. `body` is what is signed and sent, the same bytes at every attempt. `timeout` is
-    for the whole try and ends before the claim does.
+    for the whole try and ends before the claim does. `command` is False for what nobody replies to;
+    `replies_from` is the sender that speaks for the endpoint.
     """
 
     tenant_id: int
@@ -38,6 +40,8 @@ class Message:
     content_type: str
     body: bytes
     timeout: timedelta
+    command: bool
+    replies_from: str
 
     @property
     def endpoint_key(self) -> EndpointKey:
@@ -46,12 +50,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one try of `message` brought; `started_at` is None when the claim is given back without one."""
+    """What one try of `message` brought; `started_at` is None when the claim is given back without one.
+
+    `reply` is what the answer said became of the command, if it said so.
+    """
 
     message: Message
     answer: Answer
     verdict: Verdict
     started_at: datetime | None
+    reply: Reply | None = None
 
 
 # Names the endpoints that have due messages by jumping from one to the next in the index, then takes from
@@ -81,7 +89,7 @@ CLAIM: Final[LiteralString] = """
     open as materialized (
         select named.tenant_id, named.endpoint,
                least(coalesce(e.timeout, interval '15 s'), %(timeout_max)s::interval) as timeout,
-               %(room)s::int - coalesce(busy.tries, 0) as room
+               %(room)s::int - coalesce(busy.tries, 0) as room, e.replies_from
           from named
           left join waypost.endpoint e
             on e.tenant_id = named.tenant_id
@@ -95,7 +103,7 @@ CLAIM: Final[LiteralString] = """
          order by random()
     ),
     taken as materialized (
-        select due.tenant_id, due.message_id, open.timeout
+        select due.tenant_id, due.message_id, open.timeout, open.replies_from
           from open
          cross join lateral
                (select o.tenant_id, o.message_id
@@ -121,7 +129,7 @@ CLAIM: Final[LiteralString] = """
      where o.tenant_id = taken.tenant_id
        and o.message_id = taken.message_id
  returning o.tenant_id, o.message_id, o.token, o.attempts as attempt, o.endpoint, o.content_type, o.body,
-           taken.timeout
+           taken.timeout, o.command, coalesce(taken.replies_from, o.endpoint) as replies_from
 """
 
 
@@ -292,7 +300,7 @@ async def expire_due(conn: Connection, *, limit: int, now: datetime | None = Non
 # Few rows are claimed at a time, so no index for the token.
 CLAIMED_UNDER: Final[LiteralString] = """
     select tenant_id, message_id, token, attempts as attempt, endpoint, content_type, ''::bytea as body,
-           interval '0' as timeout
+           interval '0' as timeout, command, '' as replies_from
       from waypost.outbox
      where state in ('sending', 'stopping')
        and token = %(token)s::uuid

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,13 +24,15 @@ import psycopg
 from aiohttp.abc import AbstractResolver
 from psycopg_pool import AsyncConnectionPool
 
+from contracts.errors import ContractViolation
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
-from relay import outbox
+from relay import outbox, replies
 from relay.delivery import Answer, Retry, judge, unsent
 from relay.endpoints import Endpoint, Endpoints, Unusable
 from relay.outbox import EndpointKey, Message, Result
 from relay.patience import Patience, first_of, jittered
+from relay.replies import Reply
 from relay.settings import RelaySettings
 from relay.settlement import Settlement
 from relay.wire import Wire
@@ -181,23 +184,49 @@ class Relay:
     async def _try(self, message: Message, target: Endpoint | Unusable) -> None:
         started_at = self._clock()
         try:
-            answer = await self._send(message, target, started_at)
+            answer, reply = await self._send(message, target, started_at)
             verdict = judge(answer, attempt=message.attempt, endpoint=message.endpoint)
-            self._settlement.add(Result(message, answer, verdict, started_at))
+            self._settlement.add(Result(message, answer, verdict, started_at, reply))
         finally:
             self._busy[message.endpoint_key] -= 1
             if not self._busy[message.endpoint_key]:
                 del self._busy[message.endpoint_key]
             self._freed.set()
 
-    async def _send(self, message: Message, target: Endpoint | Unusable, now: datetime) -> Answer:
+    async def _send(
+        self, message: Message, target: Endpoint | Unusable, now: datetime
+    ) -> tuple[Answer, Reply | None]:
         if isinstance(target, Unusable):
-            return unsent(target.error_code)
+            return unsent(target.error_code), None
         try:
-            return await self._wire.send(message, target, now=now)
+            return self._read(message, await self._wire.send(message, target, now=now))
         except Exception as error:  # noqa: BLE001  # a mistake of ours in one message must not stop the others
             self._observer.saw("send.failed", message=message.message_id, error=type(error).__name__)
-            return Answer(error_code="internal-error", reached=True)
+            return Answer(error_code="internal-error", reached=True), None
+
+    def _read(self, message: Message, answer: Answer) -> tuple[Answer, Reply | None]:
+        """The reply in `answer`. One that breaks the contract is none: the same would come again, so the
+        command is delivered, and the fault is said.
+        """
+        if answer.reply is None:
+            return answer, None
+        try:
+            return answer, replies.read(
+                answer.reply,
+                tenant_id=message.tenant_id,
+                message_id=message.message_id,
+                command=message.body,
+                replies_from=message.replies_from,
+            )
+        except ContractViolation as error:
+            self._observer.saw(
+                "reply.unfit",
+                tenant=message.tenant_id,
+                message=message.message_id,
+                endpoint=message.endpoint,
+                error=str(error),
+            )
+            return replace(answer, error_code=f"reply-{error.code}"), None
 
     # Sweep
 

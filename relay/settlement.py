@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -9,10 +10,11 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from contracts.observer import Observer
-from relay import endpoints, outbox
+from relay import endpoints, outbox, replies
 from relay.delivery import Refused, Retry
 from relay.outbox import EndpointKey, Result
 from relay.patience import Patience
+from relay.replies import Reply
 from relay.settings import RelaySettings
 
 QUIET: Final = frozenset({"due", "delivered"})  # states of a message that nobody is told of
@@ -82,18 +84,53 @@ class Settlement:
             self._idle.set()
 
     async def settle(self, batch: Sequence[Result], *, now: datetime | None = None) -> None:
-        """Write one batch: first what matters, then what is only worth reading.
+        """Write one batch: first the replies, then what matters else, then what is only worth reading.
+
+        A reply counts whether the claim still lives or not. When this ends between a reply and its
+        settlement, the message is marked as replied, and its claim expires into `delivered`.
 
         Raises psycopg.Error when the database is away or has no time; then nothing is known to be
         written, and doing it again is harmless: a result that was written no longer matches its claim.
         """
         async with self._pool.connection() as conn:
+            batch = await self._post(conn, batch, now=now)
             states = await self._write(conn, batch, now=now)
             self._tell(batch, states)
             try:
                 await self._keep(conn, batch, now=now)
             except psycopg.Error as error:
                 self._observer.saw("deliveries.lost", count=len(batch), error=type(error).__name__)
+
+    async def _post(
+        self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None
+    ) -> Sequence[Result]:
+        """Store the replies among `batch`; the batch, with what is wrong with one as its error."""
+        told = [result.reply for result in batch if result.reply is not None]
+        if not told:
+            return batch
+        outcomes = iter(await self._store(conn, told, now=now))
+        return [with_fault(one, None if one.reply is None else next(outcomes)) for one in batch]
+
+    async def _store(
+        self, conn: outbox.Connection, told: Sequence[Reply], *, now: datetime | None
+    ) -> list[str]:
+        """What became of each reply. One that the database refuses is `unstorable`, and the others are stored."""
+        try:
+            outcomes = await replies.post(conn, told, now=now)
+        except psycopg.Error as error:
+            if not outbox.is_bad_data(error):
+                raise
+            if len(told) == 1:
+                return ["unstorable"]
+            half = len(told) // 2
+            return [
+                *await self._store(conn, told[:half], now=now),
+                *await self._store(conn, told[half:], now=now),
+            ]
+        self._observer.saw("replies.posted", count=len(told), stored=outcomes.count("stored"))
+        if "stored" in outcomes:
+            self._hint("execution")
+        return outcomes
 
     async def _write(
         self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None
@@ -147,6 +184,13 @@ class Settlement:
             await endpoints.disable(conn, gone)
             self._observer.saw("endpoints.disabled", endpoints=sorted(gone))
         await outbox.record(conn, batch)
+
+
+def with_fault(result: Result, outcome: str | None) -> Result:
+    """`result`, with what kept its reply from being stored."""
+    if outcome in {None, "stored", "duplicate"}:
+        return result
+    return replace(result, answer=replace(result.answer, error_code=f"reply-{outcome}"))
 
 
 def pauses_of(batch: Sequence[Result]) -> dict[EndpointKey, timedelta]:

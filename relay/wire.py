@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, cast
 from urllib.parse import quote
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from contracts import trace
+from contracts.envelope import STRUCTURED, media_type
+from contracts.limits import EVENT_BYTES_MAX
 from contracts.signature import sign
 from relay.addresses import AddressBlocked, guarded
-from relay.delivery import Answer
+from relay.delivery import REPLY_CUT, Answer
 from relay.endpoints import Endpoint
 from relay.outbox import Message
 from relay.settings import RelaySettings
@@ -37,6 +39,9 @@ CONTENT_TYPE_MAX: Final = 256
 VISIBLE: Final = (
     "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits; all visible ASCII but the percent sign
 )
+
+REPLIES: Final = frozenset({200, 201})  # statuses whose CloudEvent is the reply
+REPLY_FAULTS: Final = {"whole": None, "cut": REPLY_CUT, "more": "reply-too-large"}
 
 CONNECT_ERRORS: Final = {
     errno.ECONNREFUSED: "connection-refused",
@@ -119,7 +124,7 @@ class Wire:
         signed.
 
         The message's timeout covers everything from the name to the last byte of the answer. A status line
-        decides even when the body after it never ends.
+        decides even when the body after it never ends, but where the body is the reply.
         """
         began = time.monotonic()
         progress = Progress()
@@ -142,13 +147,18 @@ class Wire:
         if not 200 <= response.status <= 599:
             response.close()
             return Answer(error_code="protocol-error", reached=True, duration=since(began))
-        body, truncated = await read_up_to(response, self._settings.response_max)
+        content_type = response.headers.get("Content-Type", "")
+        replies = message.command and response.status in REPLIES and media_type(content_type) == STRUCTURED
+        kept = self._settings.response_max
+        body, end = await read_up_to(response, EVENT_BYTES_MAX if replies else kept)
         return Answer(
             status=response.status,
+            error_code=REPLY_FAULTS[end] if replies else None,
             reached=True,
-            content_type=response.headers.get("Content-Type", "")[:CONTENT_TYPE_MAX],
-            body=body,
-            truncated=truncated,
+            content_type=content_type[:CONTENT_TYPE_MAX],
+            body=body[:kept],
+            truncated=end != "whole" or len(body) > kept,
+            reply=body if replies and end == "whole" else None,
             retry_after=retry_after(response.headers.get("Retry-After", ""), now=now),
             duration=since(began),
         )
@@ -217,11 +227,13 @@ def repeated(message: Message) -> dict[str, str]:
     return headers
 
 
-async def read_up_to(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
-    """At most `limit` bytes of the body, and whether there was or may have been more.
+async def read_up_to(
+    response: aiohttp.ClientResponse, limit: int
+) -> tuple[bytes, Literal["whole", "cut", "more"]]:
+    """At most `limit` bytes of the body, and whether that is the whole of it, or there is more.
 
-    A body that breaks off or drips until the deadline is as good as one that is too long: the status has been
-    said. A connection whose answer was not read to its end is closed.
+    A body that drips until the deadline is cut, like one that breaks off. A connection whose answer was not
+    read to its end is closed.
     """
     body = bytearray()
     try:
@@ -229,12 +241,13 @@ async def read_up_to(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
             chunk = await response.content.read(limit + 1 - len(body))
             if not chunk:
                 response.release()
-                return bytes(body), False
+                return bytes(body), "whole"
             body += chunk
     except (aiohttp.ClientError, OSError):
-        pass
+        response.close()
+        return bytes(body), "cut"
     response.close()
-    return bytes(body[:limit]), True
+    return bytes(body[:limit]), "more"
 
 
 def code_of(error: Exception, progress: Progress) -> str:

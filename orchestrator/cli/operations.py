@@ -128,7 +128,7 @@ def described(view: ExecutionView, tried: Iterable[TryRow]) -> Iterable[str]:
     if view.messages:
         answers: dict[str, list[str]] = defaultdict(list)
         for one in tried:
-            answers[one.message_id].append(str(one.status or one.error_code or one.outcome))
+            answers[one.message_id].append(answer_of(one))
         yield table(
             ("MESSAGE", "PATH", "ENDPOINT", "STATE", "TRIES"),
             (
@@ -146,6 +146,12 @@ def progress(row: ExecutionRow, now: datetime) -> str:
 
 def payload_of(fact: FactRow) -> Any:
     return None if fact.payload is None else json.loads(fact.payload)
+
+
+def answer_of(one: TryRow) -> str:
+    """The status and what was wrong, as far as there are any; else what the relay made of the try."""
+    said = [str(it) for it in (one.status, one.error_code) if it is not None]
+    return " ".join(said) or one.outcome
 
 
 def words(fact: FactRow) -> str:

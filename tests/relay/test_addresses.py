@@ -195,6 +195,8 @@ def command(**changes: object) -> Message:
         "content_type": "application/cloudevents+json",
         "body": b"{}",
         "timeout": timedelta(seconds=10),
+        "command": True,
+        "replies_from": "payments",
         **changes,
     }
     return Message(**values)  # pyright: ignore[reportArgumentType]  # a test's shorthand

@@ -133,6 +133,8 @@ async def test_a_settlement_under_another_token_changes_nothing(conn: Connection
         content_type="",
         body=b"",
         timeout=timedelta(0),
+        command=True,
+        replies_from="payments",
     )
 
     ours = Result(claimed, unsent("x"), Delivered(), None)

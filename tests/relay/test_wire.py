@@ -55,6 +55,8 @@ def command(
         content_type=changes.get("content_type", "application/cloudevents+json"),
         body=body_of(message_id, uuid4()) if body is None else body,
         timeout=timeout,
+        command=True,
+        replies_from="payments",
     )
 
 
