@@ -18,6 +18,7 @@
 What it answers, and why:
 
     202   the receiver has the reply, durably. Only then nobody needs the command again.
+    200   this is the reply (with `reply_in_answer`). Until it has arrived, the command comes again.
     503   not yet: a run goes on, the reply was not taken, or the handler said Unavailable.
     500   the handler raised something else; it may have acted. The command comes again.
     400 401 403 404 405 413 415 501   never begun: no event, not authentic, not its sender's, no handler.
@@ -79,6 +80,8 @@ class NotAdmitted(Exception):
 class Participant:
     """One service. `accepts` maps the source of commands (`WAYPOST_SOURCE`) to its secret, or to several
     while they change. `sender` is the name under which it may post (default: `name`); `secret` signs replies.
+    With `reply_in_answer` it posts none and needs neither, nor a `receiver_url`: for what is done within the
+    endpoint's timeout. Raises TypeError when it could not reply at all.
 
     Without `memory` it remembers in the file `<name>.sqlite` of the working directory.
     """
@@ -87,9 +90,10 @@ class Participant:
         self,
         *,
         name: str,
-        receiver_url: str,
-        secret: Secret,
         accepts: Mapping[str, Secret | Sequence[Secret]],
+        receiver_url: str | None = None,
+        secret: Secret | None = None,
+        reply_in_answer: bool = False,
         sender: str | None = None,
         tenant: str = "default",
         memory: Memory | None = None,
@@ -97,8 +101,12 @@ class Participant:
     ) -> None:
         self.name = name
         self._source = f"/{name}"
-        self._reply_url = replies.address_of(receiver_url, tenant=tenant, sender=sender or name)
-        self._secret = secret
+        self._posts_to: tuple[str, Secret] | None = None
+        if not reply_in_answer:
+            if receiver_url is None or secret is None:
+                raise TypeError(f"{name}: expected receiver_url= and secret=, or reply_in_answer=True")
+            url = replies.address_of(receiver_url, tenant=tenant, sender=sender or name)
+            self._posts_to = url, secret
         self._accepts = {
             source: [of] if isinstance(of, Secret) else list(of) for source, of in accepts.items()
         }
@@ -153,9 +161,9 @@ class Participant:
 
     async def _life(self, _: web.Application) -> AsyncGenerator[None]:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-            self._poster = Poster(
-                session, url=self._reply_url, secrets=[self._secret], observer=self._observer
-            )
+            if self._posts_to is not None:
+                url, secret = self._posts_to
+                self._poster = Poster(session, url=url, secrets=[secret], observer=self._observer)
             yield
             over = await self._drained()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -242,6 +250,9 @@ class Participant:
             return self._answer(500, "raised", error=error, **about)
         if body is None:
             return self._answer(503, "a run goes on", **about)
+        if self._posts_to is None:
+            self._observer.saw("command.answered", status=200, reason="replied", **about)
+            return web.Response(body=body, headers={"content-type": STRUCTURED})
         assert self._poster is not None, "requests come while the app lives"
         if not await self._poster.post(body):
             return self._answer(503, "the receiver did not take the reply", **about)

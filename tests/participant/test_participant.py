@@ -526,3 +526,59 @@ async def test_a_second_handler_of_one_type_is_an_error() -> None:
     async with service(charged) as it:
         with pytest.raises(TypeError, match="found a second"):
             it.participant.does(Charge)
+
+
+# Replies in the answer
+
+
+async def answer_to(url: str, body: bytes) -> tuple[int, str, bytes]:
+    """Status, content type and body of the answer to a signed command."""
+    now, message = int(time.time()), decode_structured(body).id
+    headers = {
+        "content-type": STRUCTURED,
+        "webhook-id": message,
+        "webhook-timestamp": str(now),
+        "webhook-signature": sign([COMMANDS], message_id=message, timestamp=now, body=body),
+    }
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=io.BytesIO(body), headers=headers) as answer,
+    ):
+        return answer.status, answer.headers["content-type"], await answer.read()
+
+
+async def test_a_reply_can_be_the_answer_and_is_the_same_bytes_each_time() -> None:
+    acted: list[Charge] = []
+
+    def charge(command: Charge) -> Charged:
+        acted.append(command)
+        return charged(command)
+
+    payments = Participant(
+        name="payments", accepts={"/waypost": COMMANDS}, memory=LocalMemory(), reply_in_answer=True
+    )
+    payments.does(Charge)(charge)
+    command = encode_structured(
+        Envelope(
+            id="m1",
+            source="/waypost/executions/e",
+            type="payment.charge",
+            data=CHARGE.model_dump(mode="json"),
+            extensions={"idempotencykey": "e/0/charge"},
+        )
+    )
+    async with served(payments.app()) as url:
+        first = await answer_to(f"{url}/waypost", command)
+        second = await answer_to(f"{url}/waypost", command)
+
+    reply = decode_structured(first[2])
+    assert first[:2] == (200, STRUCTURED)
+    assert (reply.type, reply.extensions["causationid"]) == ("payment.charge.done", "m1")
+    assert reply.data == {"charge": "ch-order-1"}
+    assert second == first
+    assert acted == [CHARGE]
+
+
+def test_a_participant_that_could_not_reply_is_not_made() -> None:
+    with pytest.raises(TypeError, match="expected receiver_url= and secret=, or reply_in_answer=True"):
+        Participant(name="payments", accepts={"/waypost": COMMANDS}, memory=LocalMemory())
