@@ -3,7 +3,7 @@ posted to the receiver.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString, cast
@@ -17,6 +17,7 @@ from contracts.replies import CAUSATION, Asked, as_uuid, said_by
 
 Connection = AsyncConnection[Any]
 
+POST_BYTES_MAX: Final = 4 * 1024 * 1024  # bodies of one transaction, so that it ends well within its time
 OURSELVES: Final = "waypost"  # the sender of mail that is made here
 
 
@@ -76,6 +77,18 @@ def type_of(command: bytes) -> str:
         return ""
     found = cast("dict[str, Any]", event).get("type") if isinstance(event, dict) else None
     return found if isinstance(found, str) else ""
+
+
+def in_parts(replies: Sequence[Reply]) -> Iterator[Sequence[Reply]]:
+    """`replies` in their order, in parts whose bodies are no more than POST_BYTES_MAX together."""
+    begin = size = 0
+    for index, reply in enumerate(replies):
+        size += len(reply.body)
+        if size > POST_BYTES_MAX and index > begin:
+            yield replies[begin:index]
+            begin, size = index, len(reply.body)
+    if begin < len(replies):
+        yield replies[begin:]
 
 
 # No webhook ids: an answer has none, and its name is enough to be known by.

@@ -108,8 +108,11 @@ class Settlement:
         told = [result.reply for result in batch if result.reply is not None]
         if not told:
             return batch
-        outcomes = iter(await self._store(conn, told, now=now))
-        return [with_fault(one, None if one.reply is None else next(outcomes)) for one in batch]
+        outcomes: list[str] = []
+        for part in replies.in_parts(told):
+            outcomes += await self._store(conn, part, now=now)
+        told_of = iter(outcomes)
+        return [with_fault(one, None if one.reply is None else next(told_of)) for one in batch]
 
     async def _store(
         self, conn: outbox.Connection, told: Sequence[Reply], *, now: datetime | None

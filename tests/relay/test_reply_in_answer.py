@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from receiver.arrivals import Arrival, mail_of
 from receiver.senders import Sender
 from relay import outbox
 from relay.relay import Relay
+from relay.replies import POST_BYTES_MAX, in_parts, read
 from tests.moments import Moments
 from tests.relay import given
 from tests.relay.given import HERE, NOON, SECRET, VAULT, Connection, Watcher
@@ -266,6 +268,25 @@ async def test_a_reply_that_the_database_refuses_does_not_keep_the_others_from_b
 
 
 # Size, and answers that break off
+
+
+@pytest.mark.parametrize("sizes", [[], [9], [4, 4], [3, 1, 1], [1, 9, 1, 1, 1, 1, 1]])
+def test_no_transaction_stores_more_than_its_share_unless_one_reply_is_larger(sizes: list[int]) -> None:
+    """Sizes in MiB. Nothing is lost, and nothing changes its place."""
+    message = UUID("019b2c4f-3f00-7d54-8f12-9b3a50c1d2e3")
+    command = given.body_of(message, message)
+    small = read(reply_to(command), tenant_id=1, message_id=message, command=command, replies_from="payments")
+    told = [replace(small, body=bytes(size * 1024 * 1024)) for size in sizes]
+
+    parts = [list(part) for part in in_parts(told)]
+
+    assert [one for part in parts for one in part] == told
+    assert all(part for part in parts)
+    assert all(len(part) == 1 or sum(len(one.body) for one in part) <= POST_BYTES_MAX for part in parts)
+    assert all(
+        sum(len(one.body) for one in [*before, after[0]]) > POST_BYTES_MAX
+        for before, after in pairwise(parts)
+    )
 
 
 async def test_a_large_reply_is_read_whole_and_kept_short_in_the_log_of_tries(
