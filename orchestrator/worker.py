@@ -27,13 +27,16 @@ from orchestrator.engine.message import Wire
 from orchestrator.engine.ownership import Engine
 from orchestrator.engine.parking import Parking
 from orchestrator.flows import Flows
-from orchestrator.store import definitions, workers
+from orchestrator.store import definitions, situation, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
 
 STEP_THREADS: Final = "step"
 """What the names of threads that run plain functions begin with."""
+
+STUCK_SHOWN_MAX: Final = 10
+"""Executions without a reason to move that one moment names; all of them are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class WorkerLimits:
     """Memory for executions that wait."""
     poll: timedelta = timedelta(milliseconds=500)
     """How often to look for work without a hint, ±20 %."""
+    watch: timedelta = timedelta(minutes=1)
+    """How often to look for executions that have no reason to move, ±20 %."""
     drain: timedelta = timedelta(seconds=25)
     """How long local steps may take to end after SIGTERM, before they are left to others."""
 
@@ -135,6 +140,7 @@ class Worker:
             lambda: claims.run(self._hints.event("execution")),
             claims.watch_mail,
             self._take_over,
+            self._watch,
             *engine.committer.lanes(),
         ]
         async with _all(loops, self._failed):
@@ -215,6 +221,15 @@ class Worker:
                 await workers.forget(conn)
                 self._wire.routes = await definitions.reply_routes(conn)
             await asyncio.sleep(min(1.0, self._span.total_seconds() / 4) * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
+
+    async def _watch(self) -> None:
+        """Say which executions have no reason to move: in normal life none, so this is a bug that shows."""
+        while True:
+            await asyncio.sleep(self._limits.watch.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
+            async with self._pool.connection() as conn:
+                count, found = await situation.stuck(conn, limit=STUCK_SHOWN_MAX)
+            if count:
+                self._observer.saw("executions.stuck", count=count, executions=found)
 
     # ---- trouble -------------------------------------------------------------------------------------------
 

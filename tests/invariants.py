@@ -168,11 +168,18 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
     "at most once, claimed twice": """
         select message_id from waypost.outbox where at_most_once and attempts > 1
     """,
+    "stuck": """
+        select execution_id || ' ' || because from waypost.stuck where because <> 'no-reason'
+    """,
     "message without a tenant's execution": """
         select message_id from waypost.outbox o
          where not exists (select 1 from waypost.execution e
                             where (e.tenant_id, e.execution_id) = (o.tenant_id, o.execution_id))
     """,
+}
+
+TAKEN_BY_FLOWS: Final[dict[str, LiteralString]] = {
+    "stuck": "select execution_id || ' ' || because from waypost.stuck where because = 'no-reason'",
 }
 
 AT_REST: Final[dict[str, LiteralString]] = {
@@ -185,12 +192,18 @@ AT_REST: Final[dict[str, LiteralString]] = {
 }
 
 
-async def broken(conn: psycopg.AsyncConnection[Any], *, at_rest: bool = False) -> list[str]:
-    """What does not hold, as sentences; empty when all is well. Reads one snapshot."""
+async def broken(
+    conn: psycopg.AsyncConnection[Any], *, at_rest: bool = False, scripted: bool = False
+) -> list[str]:
+    """What does not hold, as sentences; empty when all is well. Reads one snapshot.
+
+    `scripted` turns were written by a test and not by a flow, so an execution may wait for nothing.
+    """
+    asked = INVARIANTS | (AT_REST if at_rest else {})
     found: list[str] = []
     async with conn.transaction():
         await conn.execute("set transaction isolation level repeatable read, read only")
-        for name, query in (INVARIANTS | (AT_REST if at_rest else {})).items():
+        for name, query in [*asked.items(), *({} if scripted else TAKEN_BY_FLOWS).items()]:
             rows = await (await conn.execute(query)).fetchall()
             found += [f"{name}: {row[0]}" for row in rows]
     return found

@@ -146,6 +146,10 @@ def add_operations(command: Command) -> None:
     show.add_argument("id", type=execution, metavar="ID")
     add_output(show)
 
+    why = command("why", "Say in a sentence what an execution waits for, and what a person can do.")
+    why.add_argument("id", type=execution, metavar="ID")
+    add_output(why)
+
     listing = command("list", "List executions, the newest first.")
     listing.add_argument("--status", choices=[*STATES])
     listing.add_argument("--flow", metavar="FLOW")

@@ -134,7 +134,10 @@ async def facts(conn: Connection, execution_id: str, *, tenant: int) -> list[Fac
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message that an execution sends, and its last try."""
+    """A message that an execution sends, and its last try as far as it is recorded, which is number `tried`.
+
+    `lease_until` is the end of the claim under which a relay sends it now.
+    """
 
     message_id: str
     path: str
@@ -145,6 +148,8 @@ class MessageRow:
     replied: bool
     due_at: datetime
     expires_at: datetime | None
+    lease_until: datetime | None
+    tried: int | None
     outcome: str | None
     http_status: int | None
     error_code: str | None
@@ -154,8 +159,8 @@ class MessageRow:
 
 MESSAGES: Final[LiteralString] = """
     select o.message_id::text, o.path, o.endpoint, o.state, o.attempts, o.reached, o.replied, o.due_at,
-           o.expires_at, d.outcome, d.status as http_status, d.error_code, d.started_at as tried_at,
-           d.duration as took
+           o.expires_at, o.lease_until, d.attempt as tried, d.outcome, d.status as http_status, d.error_code,
+           d.started_at as tried_at, d.duration as took
       from waypost.outbox o
       left join lateral (
              select *

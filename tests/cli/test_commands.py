@@ -210,6 +210,18 @@ def test_start_prints_the_id_and_show_shows_it(run: Run) -> None:
     assert "started" in shown.out
 
 
+def test_why_says_what_is_waited_for_and_what_can_be_done(run: Run) -> None:
+    execution = run("start", "order", "--input", ORDER).out.strip()
+
+    said, data = run("why", execution), run("why", execution, "-o", "json").json
+
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("no-worker: It has been ready since ")
+    assert "  do: run `waypost worker MODULE` with the module of order@1" in said.out
+    assert (data["execution_id"], data["code"]) == (execution, "no-worker")
+    assert data["sentence"].endswith("no worker that lives has order@1.")
+
+
 def test_the_input_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "order.json").write_text(ORDER)
 
@@ -270,6 +282,7 @@ def test_an_unknown_execution_is_not_found(run: Run) -> None:
 
     for said in (
         run("show", unknown),
+        run("why", unknown),
         run("resume", unknown, "--by", "ada", "--reason", "x"),
         run("resolve", unknown, "charge", "done", "--by", "ada", "--reason", "x"),
     ):

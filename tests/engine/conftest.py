@@ -18,7 +18,9 @@ from orchestrator.worker import Worker, WorkerLimits
 from tests.engine.flows import FLOWS
 from tests.moments import Moments
 
-LIMITS = WorkerLimits(drain=timedelta(milliseconds=200), poll=timedelta(milliseconds=100))
+LIMITS = WorkerLimits(
+    drain=timedelta(milliseconds=200), poll=timedelta(milliseconds=100), watch=timedelta(milliseconds=100)
+)
 
 Working = Callable[..., AbstractAsyncContextManager[Moments]]
 
@@ -31,11 +33,15 @@ async def hints(dsn: str) -> AsyncIterator[Hints]:
 
 @pytest.fixture
 def working(dsn: str, hints: Hints) -> Working:
-    """`async with working() as moments:` a worker runs while inside."""
+    """`async with working() as moments:` a worker runs while inside. Nothing is stuck, unless there are `orphans`."""
 
     @asynccontextmanager
     async def one(
-        *, forgetful: bool = False, lease: timedelta = timedelta(seconds=10), flows: Flows = FLOWS
+        *,
+        forgetful: bool = False,
+        lease: timedelta = timedelta(seconds=10),
+        flows: Flows = FLOWS,
+        orphans: bool = False,
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
         async with database.pool(dsn, size=8, name="worker") as connections:
@@ -56,6 +62,7 @@ def working(dsn: str, hints: Hints) -> Working:
                 stop.set()
                 await task
         assert not [fields for name, fields in moments.all if name == "worker failed"]
+        assert orphans or not moments.count("executions.stuck"), moments.all
 
     return one
 

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture(autouse=True)
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
-    assert await broken(conn) == []
+    assert await broken(conn, scripted=True) == []
 
 
 async def waiting_for(conn: Connection, *paths: str, key: str = "k", start_as: UUID | None = None) -> UUID:

@@ -55,7 +55,7 @@ BOTH = pytest.mark.parametrize("reverse", [False, True], ids=["as named", "rever
 @pytest.fixture(autouse=True)
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
-    assert await broken(conn) == []
+    assert await broken(conn, scripted=True) == []
 
 
 async def run(dsn: str, one: Program, other: Program, *, reverse: bool) -> tuple[Any, Any]:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture(autouse=True)
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
-    assert await broken(conn) == []
+    assert await broken(conn, scripted=True) == []
 
 
 async def test_an_execution_is_created_with_its_first_fact_and_due(conn: Connection) -> None:

@@ -1,0 +1,145 @@
+"""All that the database says about one execution and what is around it, in one snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, LiteralString
+
+from psycopg.rows import class_row
+
+from orchestrator.store import reading
+from orchestrator.store.database import Connection
+from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
+from orchestrator.store.tries import WorkerRow
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRow:
+    """An endpoint that messages go to. `has_secret`: one with which they can be signed now."""
+
+    name: str
+    state: str
+    paused_until: datetime | None
+    has_secret: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """`now` is the database's; `holders` are living workers that have the flow in this version; `stuck` is what
+    the view of that name says, None in normal life.
+    """
+
+    now: datetime
+    holders: int
+    stuck: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """`worker` is the row of the owner; None when nobody owns it, or that worker is not known any more."""
+
+    row: ExecutionRow
+    facts: list[FactRow]
+    messages: list[MessageRow]
+    endpoints: list[EndpointRow]
+    worker: WorkerRow | None
+    around: Around
+
+
+SNAPSHOT: Final[LiteralString] = """
+    set transaction isolation level repeatable read, read only
+"""
+
+
+async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situation | None:
+    """None when there is no such execution. `conn` is in no transaction."""
+    async with conn.transaction():
+        await conn.execute(SNAPSHOT)
+        row = await reading.execution(conn, execution_id, tenant=tenant)
+        if row is None:
+            return None
+        return Situation(
+            row=row,
+            facts=await reading.facts(conn, execution_id, tenant=tenant),
+            messages=await reading.messages(conn, execution_id, tenant=tenant),
+            endpoints=await endpoints(conn, execution_id, tenant=tenant),
+            worker=await owner(conn, row.owner),
+            around=await around(conn, execution_id, tenant=tenant),
+        )
+
+
+ENDPOINTS: Final[LiteralString] = """
+    select p.name, p.state, p.paused_until,
+           exists (select 1
+                     from waypost.secret s
+                    where s.tenant_id = p.tenant_id
+                      and s.owner_kind = 'endpoint'
+                      and s.owner_name = p.name
+                      and (s.expires_at is null or s.expires_at > now())) as has_secret
+      from waypost.endpoint p
+     where p.tenant_id = %(tenant)s::int
+       and p.name in (select o.endpoint
+                        from waypost.outbox o
+                       where o.tenant_id = %(tenant)s::int
+                         and o.execution_id = %(execution)s::uuid)
+"""
+
+
+async def endpoints(conn: Connection, execution_id: str, *, tenant: int) -> list[EndpointRow]:
+    """Those that the messages of an execution go to, as far as they are registered."""
+    async with conn.cursor(row_factory=class_row(EndpointRow)) as cursor:
+        await cursor.execute(ENDPOINTS, {"tenant": tenant, "execution": execution_id})
+        return await cursor.fetchall()
+
+
+OWNER: Final[LiteralString] = """
+    select worker_id::text, host, started_at, lease_until, dead_at
+      from waypost.worker
+     where worker_id = %(owner)s::uuid
+"""
+
+
+async def owner(conn: Connection, worker: str | None) -> WorkerRow | None:
+    async with conn.cursor(row_factory=class_row(WorkerRow)) as cursor:
+        await cursor.execute(OWNER, {"owner": worker})
+        return await cursor.fetchone()
+
+
+AROUND: Final[LiteralString] = """
+    select now() as now,
+           (select count(*)
+              from waypost.worker w
+             where w.dead_at is null
+               and w.lease_until > now()
+               and e.definition || '@' || e.version = any(w.definitions)) as holders,
+           (select s.because
+              from waypost.stuck s
+             where s.tenant_id = e.tenant_id
+               and s.execution_id = e.execution_id) as stuck
+      from waypost.execution e
+     where e.tenant_id = %(tenant)s::int
+       and e.execution_id = %(execution)s::uuid
+"""
+
+
+async def around(conn: Connection, execution_id: str, *, tenant: int) -> Around:
+    async with conn.cursor(row_factory=class_row(Around)) as cursor:
+        await cursor.execute(AROUND, {"tenant": tenant, "execution": execution_id})
+        found = await cursor.fetchone()
+    assert found is not None, "the snapshot has its row"
+    return found
+
+
+STUCK: Final[LiteralString] = """
+    select execution_id::text, count(*) over ()
+      from waypost.stuck
+     order by tenant_id, execution_id
+     limit %(limit)s::int
+"""
+
+
+async def stuck(conn: Connection, *, limit: int) -> tuple[int, list[str]]:
+    """How many executions have no reason to move, and up to `limit` of them."""
+    found = await (await conn.execute(STUCK, {"limit": limit}, prepare=False)).fetchall()
+    return (found[0][1] if found else 0), [execution for execution, _ in found]

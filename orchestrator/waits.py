@@ -1,0 +1,174 @@
+"""Why an open execution waits: what is open in its journal, and what the tables say about that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from orchestrator.core.waiting import OpenAsk, open_in
+from orchestrator.explanation import Code, Explanation, journal, unknown
+from orchestrator.store.reading import MessageRow
+from orchestrator.store.situation import Situation
+from orchestrator.words import failure, last_try, when
+
+
+def waiting(it: Situation, now: datetime) -> Explanation:
+    if it.facts[-1].kind == "orphaned" and it.row.wake_at is not None:
+        since, until = it.facts[-1].at, it.row.wake_at
+        died = f"Workers died while they owned it, last at {when(since, now)}"
+        told = f"{died}; it is taken up again at {when(until, now)}."
+        return Explanation(Code.TAKEN_OVER, told, since=since, until=until)
+    found = open_in(journal(it))
+    told = [open_ask(it, ask, now) for ask in found.asks]
+    if not told:
+        told = [settling(it, ask, now) for ask in found.settling]
+    if not told:
+        raise unknown(it, f"nothing open after fact {it.row.position}, next look {it.row.wake_at}")
+    first = min(told, key=lambda one: (not one.do, one.until is None, one.until or now))
+    return replace(first, also=tuple(one for one in told if one is not first))
+
+
+def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    match ask.kind, ask.do:
+        case "timer", _ if ask.due is not None:
+            told = f"It has been sleeping since {when(ask.asked_at, now)}, until {when(ask.due, now)}."
+            return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
+        case (("step" | "undo"), "step") if ask.next_at is not None:
+            told = (
+                f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
+                f"try {ask.tries} failed with {failure(ask.error)}{deadline(ask, now)}."
+            )
+            return Explanation(
+                Code.STEP_RETRY,
+                told,
+                since=ask.asked_at,
+                until=ask.next_at,
+                path=ask.path,
+                attempt=ask.tries + 1,
+            )
+        case (("call" | "undo"), "call"):
+            return called(it, ask, now)
+        case _:
+            raise unknown(it, f"{ask.kind} {ask.what} open at {ask.path!r}")
+
+
+def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    message = message_at(it, ask.path)
+    match message.state:
+        case "due":
+            code, words, until, do = unsent(it, message, now)
+            attempt = message.attempts + 1
+        case "sending":
+            code, words, until, do = being_sent(message, now)
+            attempt = message.attempts
+        case "delivered" if not message.replied:
+            code, until, do = Code.AWAITING_REPLY, ask.due, ()
+            words, attempt = f"waits for the reply of {message.endpoint}", message.attempts
+        case "expired":
+            code, until, do = Code.UNDELIVERED, ask.due, ()
+            words, attempt = f"could not be delivered to {message.endpoint} in time", message.attempts
+        case _:
+            raise unknown(it, f"message {message.state} for what is open at {ask.path!r}")
+    told = (
+        f"{capital(subject(ask))}, asked at {when(ask.asked_at, now)}, {words}; "
+        f"{last_try(message, now)}{deadline(ask, now)}."
+    )
+    return Explanation(
+        code, told, since=ask.asked_at, until=until or ask.due, path=ask.path, attempt=attempt,
+        holder=message.endpoint, do=do,
+    )  # fmt: skip
+
+
+Said = tuple[Code, str, datetime | None, tuple[str, ...]]
+"""Code, the middle of a sentence, until when, and what a person can do."""
+
+
+def unsent(it: Situation, message: MessageRow, now: datetime) -> Said:
+    name = message.endpoint
+    endpoint = next((one for one in it.endpoints if one.name == name), None)
+    table = "waypost.endpoint"
+    if endpoint is None:
+        words, do = f"cannot be sent: endpoint {name} is not registered", f"`waypost endpoint add {name} URL`"
+        return Code.ENDPOINT_UNKNOWN, words, None, (do,)
+    if endpoint.state != "enabled":
+        words = f"cannot be sent: endpoint {name} is {endpoint.state}"
+        return (
+            Code.ENDPOINT_DISABLED,
+            words,
+            None,
+            (f"set the state of {name} to enabled in the table {table}",),
+        )
+    if not endpoint.has_secret:
+        do = f"delete {name} from the table {table}, then `waypost endpoint add {name} URL`"
+        return (
+            Code.ENDPOINT_NO_SECRET,
+            f"cannot be sent: endpoint {name} has no secret that is valid",
+            None,
+            (do,),
+        )
+    if endpoint.paused_until is not None and endpoint.paused_until > now:
+        words = (
+            f"waits to be sent: endpoint {name} asked for a pause until {when(endpoint.paused_until, now)}"
+        )
+        return Code.ENDPOINT_PAUSED, words, endpoint.paused_until, ()
+    number = message.attempts + 1
+    if message.due_at > now:
+        words = f"waits for try {number} to reach {name} at {when(message.due_at, now)}"
+        return Code.DELIVERY_RETRY, words, message.due_at, ()
+    words = f"has waited since {when(message.due_at, now)} for a relay to send it to {name}, try {number}"
+    return Code.TO_BE_SENT, words, None, ("see that a `waypost relay` runs",)
+
+
+def being_sent(message: MessageRow, now: datetime) -> Said:
+    assert message.lease_until is not None, "a message that is sent has a claim"
+    number, until = message.attempts, message.lease_until
+    if until <= now:
+        relay = f"a relay that has been gone since {when(until, now)}"
+        words = f"was being sent to {message.endpoint} by {relay}, try {number}"
+        return Code.RELAY_LOST, words, None, ("see that a `waypost relay` runs",)
+    words = f"is being sent to {message.endpoint}, try {number}, which ends by {when(until, now)}"
+    return Code.SENDING, words, until, ()
+
+
+def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    message = message_at(it, ask.path)
+    if message.state != "stopping" or message.lease_until is None:
+        raise unknown(it, f"message {message.state} for what settles at {ask.path!r}")
+    doing = "is undoing, and waits" if it.row.undoing else "waits"
+    told = (
+        f"It {doing} to know what became of {subject(ask)}, whose time is over: "
+        f"try {message.attempts} to reach {message.endpoint} ends by {when(message.lease_until, now)}."
+    )
+    return Explanation(
+        Code.SETTLING, told, since=ask.due, until=message.lease_until, path=ask.path, attempt=message.attempts,
+        holder=message.endpoint,
+    )  # fmt: skip
+
+
+# ---- words -----------------------------------------------------------------------------------------------------
+
+
+def message_at(it: Situation, path: str) -> MessageRow:
+    found = next((one for one in it.messages if one.path == path), None)
+    if found is None:
+        raise unknown(it, f"no message for what is open at {path!r}")
+    return found
+
+
+def subject(ask: OpenAsk) -> str:
+    """What is asked, and where; an undo says what it takes back."""
+    if ask.kind == "undo":
+        return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
+    return f"{'step' if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
+
+
+def deadline(ask: OpenAsk, now: datetime) -> str:
+    return "" if ask.due is None else f"; its time is over at {when(ask.due, now)}"
+
+
+def later(ask: OpenAsk, now: datetime) -> bool:
+    return ask.next_at is not None and ask.next_at > now
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

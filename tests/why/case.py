@@ -1,0 +1,89 @@
+"""Situations for the sentences: an execution that asked for things, as rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
+from orchestrator.store.situation import Around, EndpointRow, Situation
+from orchestrator.store.tries import WorkerRow
+
+NOW: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
+ID: Final = "0193f000-0000-7000-8000-000000000001"
+WORKER: Final = "0193f000-0000-7000-8000-00000000000a"
+
+Said = tuple[str, str, dict[str, Any]]
+"""A fact: kind, path, data."""
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after now; before it when negative."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def asked_call(*, due: float = 300, kind: str = "call", path: str = "charge") -> Said:
+    return (
+        "asked",
+        path,
+        {
+            "kind": kind, "name": "charge", "args": {"do": "call", "name": "payment.charge"},
+            "due": at(due).isoformat(), "undo": None,
+        },
+    )  # fmt: skip
+
+
+def asked_step(kind: str = "step", path: str = "pack") -> Said:
+    return ("asked", path, {"kind": kind, "name": "pack", "args": {"do": "step", "name": "shop:pack"}})
+
+
+def attempted(number: int, next_at: float, path: str = "pack") -> Said:
+    error = {"code": "raised", "detail": "ValueError: no box"}
+    return ("attempted", path, {"attempt": number, "error": error, "next_at": at(next_at).isoformat()})
+
+
+MESSAGE: Final = MessageRow(
+    message_id="m", path="charge", endpoint="payments", state="due", attempts=0, reached=False, replied=False,
+    due_at=at(-20), expires_at=at(300), lease_until=None, tried=None, outcome=None, http_status=None,
+    error_code=None, tried_at=None, took=None,
+)  # fmt: skip
+
+TRIED: Final = replace(MESSAGE, attempts=2, tried=2, tried_at=at(-3), outcome="retry", http_status=503)
+
+ENDPOINT: Final = EndpointRow("payments", "enabled", None, has_secret=True)
+
+LIVING: Final = WorkerRow(WORKER, "ship-1", at(-600), at(25), None)
+
+
+def case(
+    *said: Said,
+    status: str = "open",
+    wake: float | None = 300,
+    worker: WorkerRow | None = None,
+    messages: list[MessageRow] | None = None,
+    endpoints: list[EndpointRow] | None = None,
+    holders: int = 1,
+    stuck: str | None = None,
+    undoing: bool = False,
+) -> Situation:
+    """An execution that said `said` half a minute ago, after it was started."""
+    facts: list[Said] = [("started", "", {"input": {}}), *said]
+    over = status in ("completed", "compensated", "failed", "cancelled")
+    return Situation(
+        row=ExecutionRow(
+            tenant_id=1, execution_id=ID, definition="order", version="1", business_key="order-7", state="",
+            status=status, undoing=undoing, epoch=0, position=len(facts), wake_at=None if wake is None else at(wake),
+            owner=None if worker is None else worker.worker_id, fence=1, mail_unread=0, created_at=at(-30),
+            started_at=at(-30), finished_at=at(-5) if over else None,
+        ),
+        facts=[
+            FactRow(number, kind, path, "program", 1, at(-30), at(-30), json.dumps(data))
+            for number, (kind, path, data) in enumerate(facts, start=1)
+        ],
+        messages=messages or [],
+        endpoints=[ENDPOINT] if endpoints is None else endpoints,
+        worker=worker,
+        around=Around(NOW, holders, stuck),
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Every state has its sentence: each code is shown as it is read, word for word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from orchestrator.cli.why import lines
+from orchestrator.core.errors import STOPPING
+from orchestrator.explanation import Code, UnknownState
+from orchestrator.store.situation import Situation
+from orchestrator.why import STOPPED, UNDECIDED, explain
+from tests.why.case import (
+    ENDPOINT,
+    ID,
+    LIVING,
+    MESSAGE,
+    NOW,
+    TRIED,
+    asked_call,
+    asked_step,
+    at,
+    attempted,
+    case,
+)
+
+CALL: Final = asked_call()
+TIMED_OUT: Final[Any] = (
+    "ended",
+    "charge",
+    {"outcome": "unknown", "error": {"code": "timeout", "settling": True}},
+)
+UNDO: Final = asked_call(kind="undo", path="charge/undo")
+
+
+def held(code: str, path: str = "", reason: str = "said so") -> Situation:
+    return case(("held", path, {"code": code, "reason": reason}), status="held", wake=None)
+
+
+def ended(status: str, **said: Any) -> Situation:
+    return case(("finished", "", {"kind": status, **said}), status=status, wake=None)
+
+
+BOOM: Final = {"code": "declined", "detail": "no money"}
+
+CASES: Final[list[tuple[str, Situation]]] = [
+    ("ready", case(wake=-4, holders=3)),
+    ("no-worker", case(wake=-4, holders=0)),
+    ("running", case(worker=LIVING)),
+    ("running", case(asked_step(), attempted(1, -2), worker=LIVING)),
+    ("running", case(asked_step(), attempted(1, 60), worker=LIVING)),
+    ("worker-lost", case(worker=replace(LIVING, lease_until=at(-2)))),
+    ("worker-lost", case(worker=replace(LIVING, dead_at=at(-1)))),
+    ("taken-over", case(CALL, ("orphaned", "", {}), wake=30)),
+    ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
+    ("step-retry", case(asked_step(), attempted(2, 45))),
+    ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
+    ("to-be-sent", case(CALL, messages=[MESSAGE])),
+    ("to-be-sent", case(CALL, messages=[replace(TRIED, due_at=at(-1))])),
+    ("delivery-retry", case(CALL, messages=[replace(TRIED, due_at=at(7))])),
+    ("delivery-retry", case(CALL, messages=[replace(TRIED, due_at=at(7), http_status=None, error_code="refused")])),
+    ("sending", case(CALL, messages=[replace(TRIED, state="sending", attempts=3, lease_until=at(11))])),
+    ("relay-lost", case(CALL, messages=[replace(TRIED, state="sending", attempts=3, lease_until=at(-1))])),
+    ("undelivered", case(CALL, messages=[replace(TRIED, state="expired")])),
+    ("endpoint-unknown", case(CALL, messages=[MESSAGE], endpoints=[])),
+    ("endpoint-disabled", case(CALL, messages=[TRIED], endpoints=[replace(ENDPOINT, state="disabled")])),
+    ("endpoint-paused", case(CALL, messages=[TRIED], endpoints=[replace(ENDPOINT, paused_until=at(90))])),
+    ("endpoint-no-secret", case(CALL, messages=[MESSAGE], endpoints=[replace(ENDPOINT, has_secret=False)])),
+    ("awaiting-reply", case(CALL, messages=[replace(TRIED, state="delivered", http_status=202)])),
+    ("awaiting-reply", case(CALL, messages=[replace(MESSAGE, state="delivered", attempts=1)])),
+    ("awaiting-reply", case(
+        UNDO, undoing=True,
+        messages=[replace(TRIED, path="charge/undo", state="delivered", http_status=202)],
+    )),
+    ("settling", case(
+        asked_call(due=-9), TIMED_OUT, undoing=True, wake=None,
+        messages=[replace(TRIED, state="stopping", lease_until=at(11))],
+    )),
+    ("settling", case(
+        asked_call(due=-9), TIMED_OUT, wake=None, messages=[replace(TRIED, state="stopping", lease_until=at(11))],
+    )),
+    ("ordered", replace(held("limit"), row=replace(held("limit").row, wake_at=at(-1)))),
+    ("paused", case(CALL, status="paused", wake=None)),
+    *((code, held(code)) for code in sorted(STOPPED)),
+    ("undo-failed", held("undo-failed", "charge/undo")),
+    ("undo-unknown", held("undo-unknown", "charge/undo", "nobody knows how to undo charge")),
+    ("unknown-outcome", held("unknown-outcome", "charge#2", "unknown: timeout")),
+    ("stuck", case(CALL, wake=None, stuck="no-reason")),
+    ("stuck", case(CALL, wake=None, stuck="lost-wake-up")),
+    ("stuck", case(status="held", wake=None, stuck="lost-order")),
+    ("stuck", case(worker=LIVING, stuck="owner-gone")),
+    ("completed", ended("completed", output=1)),
+    ("compensated", ended("compensated", error=BOOM, undone=2)),
+    ("failed", ended("failed", error={"code": "declined"})),
+    ("failed", ended("failed", error=BOOM, undone=1, stands=["reserve", "charge"])),
+    ("cancelled", ended("cancelled")),
+]  # fmt: skip
+
+GOLDEN: Final = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").strip().split("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(n, code, id=f"{n}-{code}") for n, (code, _) in enumerate(CASES)]
+)
+def test_a_state_is_told_in_these_words(number: int, code: str) -> None:
+    told = explain(CASES[number][1], NOW)
+
+    assert told.code == code
+    assert "\n".join(lines(told)) == GOLDEN[number]
+
+
+def test_every_code_is_shown() -> None:
+    assert {code for code, _ in CASES} == {str(code) for code in Code}
+    assert len(GOLDEN) == len(CASES)
+
+
+def test_every_code_of_a_held_execution_has_words() -> None:
+    assert set(STOPPED) == STOPPING
+    assert {*STOPPED, *UNDECIDED} <= {str(code) for code in Code}
+
+
+@pytest.mark.parametrize(
+    "it",
+    [
+        pytest.param(case(), id="nothing is open"),
+        pytest.param(case(("asked", "x", {"kind": "dance", "name": "x"})), id="an ask of an unknown kind"),
+        pytest.param(case(asked_step()), id="a step that nobody runs"),
+        pytest.param(case(CALL), id="a command without its message"),
+        pytest.param(case(CALL, messages=[replace(MESSAGE, state="dead")]), id="a message at its end"),
+        pytest.param(case(CALL, TIMED_OUT, undoing=True, messages=[MESSAGE]), id="settling, and due"),
+        pytest.param(case(status="asleep", wake=None), id="an unknown status"),
+        pytest.param(case(status="held", wake=None), id="held without a reason"),
+        pytest.param(held("moonlight"), id="held by an unknown code"),
+        pytest.param(case(stuck="bored"), id="stuck in an unknown way"),
+    ],
+)
+def test_what_no_rule_knows_gets_no_sentence(it: Situation) -> None:
+    with pytest.raises(UnknownState, match=ID):
+        explain(it, NOW)
+
+
+def test_a_late_answer_settles_what_was_unknown() -> None:
+    known = case(CALL, TIMED_OUT, ("late", "charge", {"outcome": "done"}), UNDO, undoing=True,
+                 messages=[replace(MESSAGE, path="charge/undo")])  # fmt: skip
+
+    assert explain(known, NOW).path == "charge/undo"
+
+
+def test_all_that_is_waited_for_is_told_and_first_what_needs_somebody() -> None:
+    other = asked_call(path="charge#2", due=900)
+    paid = replace(TRIED, state="delivered", http_status=202)
+
+    told = explain(case(CALL, other, messages=[paid, replace(MESSAGE, path="charge#2")]), NOW)
+
+    assert (told.code, told.path) == (Code.TO_BE_SENT, "charge#2")
+    assert [(one.code, one.path) for one in told.also] == [(Code.AWAITING_REPLY, "charge")]
+
+
+def test_an_explanation_names_try_holder_and_bounds_for_programs() -> None:
+    told = explain(case(CALL, messages=[replace(TRIED, due_at=at(7))]), NOW)
+
+    assert (told.attempt, told.holder, told.since, told.until) == (3, "payments", at(-30), at(7))
