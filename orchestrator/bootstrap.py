@@ -19,8 +19,9 @@ import psycopg
 from contracts.errors import WaypostError
 from contracts.log import JsonLines
 from contracts.observer import Observer
+from contracts.vault import Vault
 from migrations import runner
-from orchestrator import libraries
+from orchestrator import libraries, registry
 from orchestrator.client import Client
 from orchestrator.flows import Flows, load
 from orchestrator.settings import LEASE, Settings, SettingsInvalid
@@ -183,6 +184,14 @@ def collect_less() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+async def vault_of(settings: Settings, pool: Pool) -> Vault:
+    """The vault with our key. Raises SettingsInvalid without a key, WrongKey when it is not that of this database."""
+    vault = settings.vault()
+    async with pool.connection() as conn:
+        await registry.check_key(conn, vault)
+    return vault
+
+
 async def relay(settings: Settings) -> None:
     """A relay, until it is asked to stop."""
     said = observer("relay")
@@ -195,7 +204,7 @@ async def relay(settings: Settings) -> None:
     ):
         work = Relay(
             found,
-            vault=settings.vault(),
+            vault=await vault_of(settings, found),
             settings=relay_settings(settings),
             observer=said,
             hint=hints.give,
@@ -222,7 +231,7 @@ async def receiver(settings: Settings) -> None:
         pool(settings, part="receiver", size=RECEIVER_CONNECTIONS) as found,
         running(Hints(settings.listen_dsn())) as hints,
     ):
-        work = Receiver(found, vault=settings.vault(), observer=said, hint=hints.give)
+        work = Receiver(found, vault=await vault_of(settings, found), observer=said, hint=hints.give)
         await work.serve(*settings.receiver_addr, stop)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 
-from contracts.errors import Conflict, ContractViolation, shown
+from contracts.errors import Conflict, ContractViolation, VaultError, WaypostError, shown
 from contracts.limits import NAME_BYTES_MAX
 from contracts.signature import Secret
 from contracts.vault import NONCE_BYTES, Vault, secret_context
@@ -52,9 +52,39 @@ class NameTaken(Conflict):
     code = "name-taken"
 
     def __init__(self, kind: OwnerKind, name: str) -> None:
-        super().__init__(f"{kind} {shown(name)}: expected a new name, found one that is registered")
+        super().__init__(
+            f"{kind} {shown(name)}: expected a new name, found one that is registered;"
+            " its secret cannot be shown again: when it is lost, --replace makes a new one"
+        )
         self.kind = kind
         self.name = name
+
+
+class WrongKey(WaypostError):
+    """The key at hand does not open what is stored: nothing could be signed or verified with it."""
+
+    code = "wrong-key"
+
+    def __init__(self, kind: OwnerKind, name: str) -> None:
+        super().__init__(
+            f"WAYPOST_SECRET_KEY: expected the key that sealed the secret of {kind} {shown(name)}, found another;"
+            f" if that one is lost, `waypost {kind} add … --replace` gives each a new secret"
+        )
+
+
+async def check_key(conn: Connection, vault: Vault) -> None:
+    """Open the newest secret that is stored. Raises WrongKey; nothing stored is well."""
+    found = await store.read_newest(conn)
+    if found is None:
+        return
+    it = found.secret
+    owner = secret_context(
+        tenant=found.tenant_id, owner_kind=it.owner_kind, owner_name=it.owner_name, key_id=it.key_id
+    )
+    try:
+        vault.open(it.ciphertext, nonce=it.nonce, associated=owner)
+    except VaultError:
+        raise WrongKey(it.owner_kind, it.owner_name) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +108,15 @@ async def add_endpoint(
     replies_from: str | None = None,
     secret: Secret | None = None,
     allow: Iterable[Network] = (),
+    replace: bool = False,
     tenant: int = TENANT,
 ) -> Registered:
     """Register where messages to `name` are posted, and what they are signed with (a new secret by default).
 
     `patience` is the timeout of one try, its answer included. `replies_from` is the sender that may answer
     (default: of the same name). `allow` are the networks that the relay may reach although they are private.
-    Raises NotRegistered with every problem, NameTaken.
+    With `replace` a name that is taken stands for this from now on, and its old secrets are gone.
+    Raises NotRegistered with every problem, NameTaken, WrongKey.
     """
     problems = [
         *name_problems(name),
@@ -95,28 +127,44 @@ async def add_endpoint(
         problems.append("timeout: expected 1ms to 5m")
     if problems:
         raise NotRegistered(f"endpoint {shown(name)}", dict.fromkeys(problems))
+    if not replace:
+        await check_key(conn, vault)
     async with conn.transaction():
         new = NewEndpoint(name, url, kind, patience, replies_from)
         if not await store.add_endpoint(conn, new, tenant=tenant):
-            raise NameTaken("endpoint", name)
+            if not replace:
+                raise NameTaken("endpoint", name)
+            await store.replace_endpoint(conn, new, tenant=tenant)
+            await store.forget_secrets(conn, "endpoint", name, tenant=tenant)
         return await add_secret(conn, vault, kind="endpoint", name=name, secret=secret, tenant=tenant)
 
 
 async def add_sender(
-    conn: Connection, vault: Vault, *, name: str, secret: Secret | None = None, tenant: int = TENANT
+    conn: Connection,
+    vault: Vault,
+    *,
+    name: str,
+    secret: Secret | None = None,
+    replace: bool = False,
+    tenant: int = TENANT,
 ) -> Registered:
     """Register who may post to us, and what it signs with (a new secret by default).
 
-    Raises NotRegistered, NameTaken.
+    With `replace` a name that is taken keeps nothing but this secret. Raises NotRegistered, NameTaken, WrongKey.
     """
     problems = name_problems(name)
     if name == OURS:
         problems.append(f"expected another name than {OURS}, which is ourselves")
     if problems:
         raise NotRegistered(f"sender {shown(name)}", problems)
+    if not replace:
+        await check_key(conn, vault)
     async with conn.transaction():
         if not await store.add_sender(conn, name, tenant=tenant):
-            raise NameTaken("sender", name)
+            if not replace:
+                raise NameTaken("sender", name)
+            await store.replace_sender(conn, name, tenant=tenant)
+            await store.forget_secrets(conn, "sender", name, tenant=tenant)
         return await add_secret(conn, vault, kind="sender", name=name, secret=secret, tenant=tenant)
 
 

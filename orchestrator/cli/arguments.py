@@ -13,7 +13,7 @@ from orchestrator.core.status import Status
 from orchestrator.settings import span
 
 LISTED_MAX: Final = 10_000
-"""Executions that one `list` shows."""
+"""Executions, endpoints or senders that one `list` shows."""
 
 EPILOG = """\
 exit codes:
@@ -107,12 +107,14 @@ def add_registry(command: Command) -> None:
         "--replies-from", metavar="SENDER", help="who may answer (default: the sender of this name)"
     )
     add_secret_options(add)
+    add_output(endpoint.add_parser("list", help="where commands are posted now"), "table")
     sender = command("sender", "Who may post to us.").add_subparsers(
         dest="verb", required=True, metavar="VERB"
     )
     add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
     add.add_argument("name", metavar="NAME")
     add_secret_options(add)
+    add_output(sender.add_parser("list", help="who may post to us now"), "table")
 
 
 def add_secret_options(add: argparse.ArgumentParser) -> None:
@@ -120,6 +122,11 @@ def add_secret_options(add: argparse.ArgumentParser) -> None:
         "--secret-file",
         metavar="FILE",
         help="use the secret in FILE (- is stdin), given by the other side, instead of a new one",
+    )
+    add.add_argument(
+        "--replace",
+        action="store_true",
+        help="a name that is registered stands for this from now on; its old secrets are gone",
     )
     add_output(add)
 

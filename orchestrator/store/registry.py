@@ -1,12 +1,13 @@
-"""The tables of whom we call and who may call us, and of the secrets between us: one insert for each."""
+"""The tables of whom we call and who may call us, and of the secrets between us."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
 
 import psycopg
+from psycopg.rows import class_row
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -55,6 +56,34 @@ async def add_endpoint(conn: Connection, endpoint: NewEndpoint, *, tenant: int) 
     return cursor.rowcount == 1
 
 
+REPLACE_ENDPOINT: Final[LiteralString] = """
+    update waypost.endpoint
+       set url = %(url)s::text,
+           kind = %(kind)s::text,
+           timeout = %(timeout)s::interval,
+           replies_from = %(replies_from)s::text,
+           state = 'enabled',
+           paused_until = null
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def replace_endpoint(conn: Connection, endpoint: NewEndpoint, *, tenant: int) -> None:
+    """As if it were new: enabled and not paused."""
+    await conn.execute(
+        REPLACE_ENDPOINT,
+        {
+            "tenant": tenant,
+            "name": endpoint.name,
+            "url": endpoint.url,
+            "kind": endpoint.kind,
+            "timeout": endpoint.timeout,
+            "replies_from": endpoint.replies_from,
+        },
+    )
+
+
 ADD_SENDER: Final[LiteralString] = """
     insert into waypost.sender (tenant_id, name)
     values (%(tenant)s::int, %(name)s::text)
@@ -66,6 +95,31 @@ async def add_sender(conn: Connection, name: str, *, tenant: int) -> bool:
     """Whether it was added; false when the name is taken."""
     cursor = await conn.execute(ADD_SENDER, {"tenant": tenant, "name": name})
     return cursor.rowcount == 1
+
+
+REPLACE_SENDER: Final[LiteralString] = """
+    update waypost.sender
+       set state = 'enabled'
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def replace_sender(conn: Connection, name: str, *, tenant: int) -> None:
+    """As if it were new: enabled."""
+    await conn.execute(REPLACE_SENDER, {"tenant": tenant, "name": name})
+
+
+FORGET_SECRETS: Final[LiteralString] = """
+    delete from waypost.secret
+     where tenant_id = %(tenant)s::int
+       and owner_kind = %(owner_kind)s::text
+       and owner_name = %(owner_name)s::text
+"""
+
+
+async def forget_secrets(conn: Connection, kind: OwnerKind, name: str, *, tenant: int) -> None:
+    await conn.execute(FORGET_SECRETS, {"tenant": tenant, "owner_kind": kind, "owner_name": name})
 
 
 SEAL: Final[LiteralString] = """
@@ -88,3 +142,97 @@ async def add_secret(conn: Connection, secret: SealedSecret, *, tenant: int) -> 
             "ciphertext": secret.ciphertext,
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRow:
+    """An endpoint as it stands. `secrets` counts those that sign now."""
+
+    name: str
+    url: str
+    kind: str
+    state: str
+    timeout: timedelta
+    replies_from: str
+    paused_until: datetime | None
+    secrets: int
+    created_at: datetime
+
+
+READ_ENDPOINTS: Final[LiteralString] = """
+    select e.name, e.url, e.kind, e.state, e.timeout, coalesce(e.replies_from, e.name) as replies_from,
+           case when e.paused_until > now() then e.paused_until end as paused_until,
+           (select count(*)
+              from waypost.secret s
+             where s.tenant_id = e.tenant_id
+               and s.owner_kind = 'endpoint'
+               and s.owner_name = e.name
+               and (s.expires_at is null or s.expires_at > now())) as secrets,
+           e.created_at
+      from waypost.endpoint e
+     where e.tenant_id = %(tenant)s::int
+     order by e.name
+     limit %(limit)s::int
+"""
+
+
+async def read_endpoints(conn: Connection, *, tenant: int, limit: int) -> list[EndpointRow]:
+    """By name, at most `limit`."""
+    async with conn.cursor(row_factory=class_row(EndpointRow)) as cursor:
+        await cursor.execute(READ_ENDPOINTS, {"tenant": tenant, "limit": limit})
+        return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class SenderRow:
+    """A sender as it stands. `secrets` counts those that prove it now."""
+
+    name: str
+    state: str
+    secrets: int
+    created_at: datetime
+
+
+READ_SENDERS: Final[LiteralString] = """
+    select d.name, d.state,
+           (select count(*)
+              from waypost.secret s
+             where s.tenant_id = d.tenant_id
+               and s.owner_kind = 'sender'
+               and s.owner_name = d.name
+               and (s.expires_at is null or s.expires_at > now())) as secrets,
+           d.created_at
+      from waypost.sender d
+     where d.tenant_id = %(tenant)s::int
+     order by d.name
+     limit %(limit)s::int
+"""
+
+
+async def read_senders(conn: Connection, *, tenant: int, limit: int) -> list[SenderRow]:
+    """By name, at most `limit`."""
+    async with conn.cursor(row_factory=class_row(SenderRow)) as cursor:
+        await cursor.execute(READ_SENDERS, {"tenant": tenant, "limit": limit})
+        return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    tenant_id: int
+    secret: SealedSecret
+
+
+READ_NEWEST: Final[LiteralString] = """
+    select tenant_id, owner_kind, owner_name, key_id, nonce, ciphertext
+      from waypost.secret
+     where expires_at is null
+        or expires_at > now()
+     order by created_at desc
+     limit 1
+"""
+
+
+async def read_newest(conn: Connection) -> Newest | None:
+    """The newest of all that are in use."""
+    row = await (await conn.execute(READ_NEWEST)).fetchone()
+    return None if row is None else Newest(row[0], SealedSecret(*row[1:]))

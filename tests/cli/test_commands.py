@@ -169,6 +169,39 @@ def test_a_name_that_is_taken_is_refused_with_5(run: Run) -> None:
     assert "'payments'" in one_line(said)
 
 
+def test_a_name_that_is_taken_says_how_to_go_on(run: Run) -> None:
+    run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+
+    said = run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+
+    assert "--replace" in one_line(said)
+
+
+def test_replacing_gives_a_new_secret_and_says_the_new_address(run: Run) -> None:
+    first = run("endpoint", "add", "payments", "http://127.0.0.1:8090/old")
+    second = run("endpoint", "add", "payments", "http://127.0.0.1:8090/new", "--timeout", "3s", "--replace")
+    sender = run("sender", "add", "payments", "--replace")
+
+    [listed] = run("endpoint", "list", "-o", "json").json
+    assert (second.code, sender.code) == (0, 0)
+    assert Secret.parse(second.out) != Secret.parse(first.out)
+    assert (listed["url"], listed["timeout"], listed["secrets"]) == ("http://127.0.0.1:8090/new", 3.0, 1)
+
+
+def test_what_is_registered_is_listed_without_its_secrets(run: Run) -> None:
+    endpoint = run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost", "--replies-from", "bank")
+    sender = run("sender", "add", "bank")
+
+    endpoints, senders = run("endpoint", "list"), run("sender", "list")
+
+    assert endpoints.out.splitlines()[1].split()[:2] == ["payments", "http://127.0.0.1:8090/waypost"]
+    assert "bank" in endpoints.out
+    assert senders.out.splitlines()[1].split()[:3] == ["bank", "enabled", "1"]
+    assert run("sender", "list", "-o", "json").json[0]["name"] == "bank"
+    for secret in (endpoint.out.strip(), sender.out.strip()):
+        assert secret not in endpoints.out + senders.out
+
+
 @pytest.mark.parametrize("url", ["ftp://a.example", "http://10.0.0.1/", "https://u:p@a.example/", "https://"])
 def test_an_address_that_may_not_be_called_is_refused_with_2(run: Run, url: str) -> None:
     said = run("endpoint", "add", "payments", url)
@@ -184,6 +217,45 @@ def test_secrets_need_the_key(run_in: RunIn, environment: dict[str, str]) -> Non
 
     assert said.code == 1
     assert "WAYPOST_SECRET_KEY" in one_line(said)
+
+
+OTHER_KEY = "b3RoZXJvdGhlcm90aGVyb3RoZXJvdGhlcm90aGVyMTI="
+
+
+@pytest.mark.parametrize("kind", [("endpoint", "add", "b", "http://127.0.0.1:8090/"), ("sender", "add", "b")])
+def test_another_key_than_that_of_the_database_seals_nothing(
+    run: Run, run_in: RunIn, environment: dict[str, str], kind: tuple[str, ...]
+) -> None:
+    run("sender", "add", "a")
+
+    said = run_in({**environment, "WAYPOST_SECRET_KEY": OTHER_KEY}, *kind)
+
+    assert (said.code, said.out) == (1, "")
+    assert "WAYPOST_SECRET_KEY: expected the key that sealed the secret of sender 'a'" in one_line(said)
+
+
+@pytest.mark.parametrize("part", ["relay", "receiver"])
+def test_a_part_with_another_key_than_that_of_the_database_does_not_start(
+    run: Run, run_in: RunIn, environment: dict[str, str], part: str
+) -> None:
+    run("sender", "add", "a")
+
+    said = run_in({**environment, "WAYPOST_SECRET_KEY": OTHER_KEY}, part)
+
+    assert said.code == 1
+    assert "WAYPOST_SECRET_KEY: expected the key" in said.err
+
+
+def test_after_the_key_is_lost_a_replaced_secret_opens_the_way(
+    run: Run, run_in: RunIn, environment: dict[str, str]
+) -> None:
+    run("sender", "add", "a")
+    with_new_key = {**environment, "WAYPOST_SECRET_KEY": OTHER_KEY}
+
+    replaced = run_in(with_new_key, "sender", "add", "a", "--replace")
+    added = run_in(with_new_key, "sender", "add", "b")
+
+    assert (replaced.code, added.code) == (0, 0)
 
 
 def test_the_key_may_lie_in_a_file(run_in: RunIn, environment: dict[str, str], tmp_path: Path) -> None:

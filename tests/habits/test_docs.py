@@ -101,7 +101,7 @@ def test_the_readme_s_test_passes(trip: Path) -> None:
 
 
 def test_the_readme_s_trips_end_as_it_says(trip: Path, dsn: str) -> None:
-    develop, use = (block for block in blocks("README.md", "sh") if "waypost" in block)
+    develop, use = (block for block in blocks("README.md", "sh") if re.search(r"waypost (dev|start) ", block))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     agency = trip / "trip/agency.py"
@@ -116,23 +116,24 @@ def test_the_readme_s_trips_end_as_it_says(trip: Path, dsn: str) -> None:
     assert server is not None, use
     # What the shell leaves in the background it must also end; a person has the terminal for that.
     script = client.replace(server[0], f"{server[0]} trap 'kill $!' EXIT")
+    register, trip_again = script.partition("waypost start")[0], '{"id": "t3", "city": "Rome"}'
+
+    def shell(words: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", words]
+        return subprocess.run(
+            command, cwd=trip, env=environment, capture_output=True, text=True, timeout=90, check=False
+        )
 
     with running(shlex.split(develop), environment=environment, output=trip / "dev.out", cwd=trip) as dev:
         dev.until_said(r"Ctrl-C stops")
-        said = subprocess.run(
-            ["sh", "-c", script],
-            cwd=trip,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        said = shell(script)
+        again = shell(f"{register} waypost start trip --input '{trip_again}' --wait")
         ended = dev.end()
 
     outcomes = re.findall(r"^[0-9a-f-]{36}  (\w+)", said.stdout, re.MULTILINE)
     assert outcomes[:2] == ["completed", "compensated"], said.stdout + said.stderr
     assert len(re.findall(r"trip@1", said.stdout)) == 2, said.stdout
+    assert again.returncode == 0, again.stdout + again.stderr
     assert ended == 0
 
 
@@ -140,9 +141,10 @@ def test_the_readme_s_trips_end_as_it_says(trip: Path, dsn: str) -> None:
 
 
 def synopses() -> list[str]:
-    """The lines of the README's list of commands that begin a command."""
+    """The lines of the README's list of commands that begin a command, each with those that go on with options."""
     [listed] = [block for block in blocks("README.md", "text") if block.startswith("waypost")]
-    return [line for line in listed.splitlines() if line.startswith("waypost")]
+    whole = re.sub(r"\n {6,}\[", " [", listed)
+    return [line for line in whole.splitlines() if line.startswith("waypost")]
 
 
 def verbs(
@@ -188,7 +190,7 @@ def test_the_readme_lists_every_command_with_every_option() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_in_a_shell_block_is_understood(document: str) -> None:
     for block in blocks(document, "sh"):
-        for line in re.findall(r"(?:^|\$\()(waypost [^)\n]+)", block, re.MULTILINE):
+        for line in re.findall(r"(?:^|\$\(|\|\| )(waypost [^)>\n]+)", block, re.MULTILINE):
             try:
                 parser().parse_args(shlex.split(line)[1:])
             except SystemExit:
@@ -291,6 +293,15 @@ def mapped() -> set[str]:
         else:
             files.add("".join(folders) + found[2])
     return files
+
+
+# ---- CHANGELOG -------------------------------------------------------------------------------------------------
+
+
+def test_the_changelog_names_every_migration() -> None:
+    there = {path.stem for path in (ROOT / "migrations").glob("*.sql")}
+
+    assert set(re.findall(r"`(\d{4}_\w+)`", text_of("CHANGELOG.md"))) == there
 
 
 # ---- guarantees ------------------------------------------------------------------------------------------------
