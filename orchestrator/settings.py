@@ -161,6 +161,8 @@ class Settings(BaseModel):
     )
     """Networks that the relay may reach although they are private."""
     data_dir: Path = Field(default=Path(".waypost"), alias="WAYPOST_DATA_DIR")
+    dev: Path | None = Field(default=None, alias="WAYPOST_DEV")
+    """The folder of the `dev` or `demo` whose environment file this shell has read."""
     source: Annotated[str, read(source_of)] = Field(default="/waypost", alias="WAYPOST_SOURCE")
     receiver_url: Annotated[str, read(url_of)] = Field(
         default="http://127.0.0.1:8081", alias="WAYPOST_RECEIVER_URL"
@@ -197,6 +199,14 @@ class Settings(BaseModel):
         if problems:
             raise SettingsInvalid(problems)
         return settings
+
+    def without_dev(self) -> Settings:
+        """These settings without what the environment file of a `dev` or `demo` said: that database is not ours."""
+        if self.dev is None:
+            return self
+        return self.model_copy(
+            update={"database_url": None, "secret_key": None, "lease": LEASE, "allow_addresses": ()}
+        )
 
     def dsn(self) -> str:
         """Raises SettingsInvalid when there is none."""

@@ -62,8 +62,16 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | Non
     except Exception as error:  # noqa: BLE001  # a person sees one line, whatever it was
         if environment.get("WAYPOST_DEBUG"):
             traceback.print_exc()
-        note(f"waypost: {told(error)}")
+        note(f"waypost: {told(error)}{way_out(error, environment)}")
         return code_of(error)
+
+
+def way_out(error: Exception, environment: Mapping[str, str]) -> str:
+    """What to do about a database that is away, where the environment is that of a `dev` or `demo`."""
+    folder = environment.get("WAYPOST_DEV")
+    if folder is None or not isinstance(error, psycopg.OperationalError) or error.sqlstate:
+        return ""
+    return f"; it is that of `waypost dev` in {plain(folder)}: start it again, then `. {plain(folder)}/environment`"
 
 
 def code_of(error: Exception) -> Exit:

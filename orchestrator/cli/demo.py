@@ -52,6 +52,7 @@ ORDERS: Final = (
 
 
 def run(args: Namespace, settings: Settings) -> int:
+    settings = settings.without_dev()
     stay = not args.once and sys.stdout.isatty()
     asyncio.run(show(settings, stay=stay))
     return Exit.OK
@@ -192,7 +193,9 @@ async def database(settings: Settings, progress: Progress) -> AsyncGenerator[tup
 
 def try_next(children: Children, progress: Progress, folder: Path) -> None:
     file = folder / "environment"
-    local.write_environment(file, {**children.environment, "WAYPOST_FLOWS": FLOWS})
+    local.write_environment(
+        file, {**children.environment, "WAYPOST_FLOWS": FLOWS, "WAYPOST_DEV": str(folder)}
+    )
     order = '{"id": "order-2001", "customer": "you", "total": 100, "lines": []}'
     progress.line()
     progress.line("Everything is still running. In another terminal:")

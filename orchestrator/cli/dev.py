@@ -18,11 +18,12 @@ from orchestrator.cli import local
 from orchestrator.cli.local import Progress
 from orchestrator.cli.output import Exit
 from orchestrator.cli.processes import Children
-from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.embedded import EmbeddedPostgres, take_lock
 from orchestrator.settings import Settings
 
 
 def run(args: Namespace, settings: Settings) -> int:
+    settings = settings.without_dev()
     modules = tuple(args.modules) or settings.flows
     bootstrap.flows_of(settings, modules)  # what is wrong with them is told before anything is started
     asyncio.run(serve(settings, modules))
@@ -46,7 +47,10 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
             await local.start_worker(children, "worker", *modules)
             progress.done("worker", ", ".join(modules))
             file = folder / "environment"
-            local.write_environment(file, {**children.environment, "WAYPOST_FLOWS": ",".join(modules)})
+            ours = {} if settings.database_url else {"WAYPOST_DEV": str(folder)}
+            local.write_environment(
+                file, {**children.environment, **ours, "WAYPOST_FLOWS": ",".join(modules)}
+            )
             progress.line()
             progress.line(
                 f"In another terminal:  . {file}   then   waypost endpoint add NAME URL · sender add NAME"
@@ -77,8 +81,10 @@ async def database(settings: Settings, folder: Path, progress: Progress) -> Asyn
     """The DSN of the configured database, or of our own in `folder`."""
     if settings.database_url is not None:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        progress.done("postgres", "the one of WAYPOST_DATABASE_URL")
-        yield settings.dsn()
+        with take_lock(folder):
+            async with bootstrap.connection(settings):
+                progress.done("postgres", "the one of WAYPOST_DATABASE_URL")
+            yield settings.dsn()
         return
     server = EmbeddedPostgres(folder)
     async with local.embedded(server, keep=True) as dsn:

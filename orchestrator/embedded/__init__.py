@@ -7,6 +7,7 @@ as, the server runs as `nobody`, from a copy of its binaries where that user can
 
 from orchestrator.embedded.binaries import Binaries, embedded_binaries, system_binaries
 from orchestrator.embedded.errors import BinariesMissing, DataFolderUnusable, EmbeddedError, ServerFailed
+from orchestrator.embedded.lock import take_lock
 from orchestrator.embedded.server import EmbeddedPostgres
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "ServerFailed",
     "embedded_binaries",
     "system_binaries",
+    "take_lock",
 ]

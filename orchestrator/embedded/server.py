@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -21,6 +20,7 @@ import psycopg
 
 from orchestrator.embedded.binaries import Binaries, embedded_binaries, reachable
 from orchestrator.embedded.errors import DataFolderUnusable, ServerFailed
+from orchestrator.embedded.lock import take_lock
 from orchestrator.embedded.user import blocked_at, call, server_user, spawn
 
 USER: Final = "waypost"
@@ -59,9 +59,10 @@ exit "$code"
 class EmbeddedPostgres:
     """A PostgreSQL server over `data_dir`, which is made when it is not there.
 
-    In it lie `postgres/` (the server's own), `password`, `server.log` and `lock`. The DSN that `start`
-    returns goes to 127.0.0.1 with a password and may be given to other processes. Without `port` a free one
-    is taken. One process at a time uses a folder; a server that a killed one left behind is stopped first.
+    In it lie `postgres/` (the server's own), `password`, `port`, `server.log` and `lock`. The DSN that `start`
+    returns goes to 127.0.0.1 with a password and may be given to other processes. Without `port` the one of
+    the last time is taken if it is free, so that such a DSN stays true, else any free one. One process at a
+    time uses a folder; a server that a killed one left behind is stopped first.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class EmbeddedPostgres:
         if self._server is not None:
             return self.dsn()
         self._make_folder()
-        self._take_lock()
+        self._lock = take_lock(self.data_dir)
         try:
             self.binaries = reachable(self.binaries, self.data_dir / "binaries", self.user)
             self._check_version()
@@ -168,19 +169,9 @@ class EmbeddedPostgres:
             raise DataFolderUnusable(
                 self.data_dir,
                 f"as root the server runs as user {self.user.name}, who cannot enter {blocked}",
-                "Give a folder that this user can reach, such as one in /var/lib, or run as an ordinary user",
+                "Name a folder that this user can reach, such as WAYPOST_DATA_DIR=/var/lib/waypost,"
+                " or run as an ordinary user",
             )
-
-    def _take_lock(self) -> None:
-        lock = (self.data_dir / "lock").open("wb")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise DataFolderUnusable(
-                self.data_dir, "another process runs a server on it", "Stop that one, or give another folder"
-            ) from None
-        self._lock = lock
 
     def _check_version(self) -> None:
         version = self.cluster / "PG_VERSION"
@@ -236,7 +227,7 @@ class EmbeddedPostgres:
 
     def _run(self) -> None:
         for tries_left in (2, 1, 0):
-            self.port = free_port() if self._wanted_port is None else self._wanted_port
+            self.port = self._usual_port() or free_port() if self._wanted_port is None else self._wanted_port
             try:
                 self._run_once()
             except ServerFailed as failed:
@@ -245,7 +236,16 @@ class EmbeddedPostgres:
                 if not taken or tries_left == 0:
                     raise
             else:
+                (self.data_dir / "port").write_text(str(self.port), encoding="ascii")
                 return
+
+    def _usual_port(self) -> int | None:
+        """The port of the last time, if it is free."""
+        try:
+            port = int((self.data_dir / "port").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+        return port if is_free(port) else None
 
     def _run_once(self) -> None:
         settings = {**self.settings, "port": str(self.port)}
@@ -321,6 +321,16 @@ def end(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+    return True
 
 
 def free_port() -> int:

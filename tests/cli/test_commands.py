@@ -84,6 +84,19 @@ def test_a_database_that_is_away_is_one_line_without_the_password(run_in: RunIn)
     assert "hunter2" not in said.err
 
 
+def test_a_database_of_dev_that_is_away_says_what_to_start(run_in: RunIn) -> None:
+    environment = {
+        "WAYPOST_DATABASE_URL": "postgresql://ada@127.0.0.1:1/x",
+        "WAYPOST_DEV": "/home/ada/.waypost",
+    }
+
+    said = run_in(environment, "list")
+
+    assert said.code == 1
+    assert "`waypost dev`" in one_line(said)
+    assert ". /home/ada/.waypost/environment" in one_line(said)
+
+
 # ---- migrate -----------------------------------------------------------------------------------------------
 
 

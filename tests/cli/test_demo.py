@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -145,6 +146,64 @@ def test_dev_keeps_its_data_and_its_key(folder: Path, tmp_path: Path) -> None:
     assert (folder / "secret-key").read_text() == key
     for name in ("secret-key", "environment"):
         assert (folder / name).stat().st_mode & 0o077 == 0
+
+
+def test_a_second_dev_on_a_folder_is_refused_in_the_shell_of_the_first_too(
+    folder: Path, tmp_path: Path
+) -> None:
+    settings = {"WAYPOST_DATA_DIR": str(folder), "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0"}
+    command = waypost("dev", "examples.shop.flows")
+    with running(command, environment=settings, output=tmp_path / "1") as first:
+        first.until_said("Ctrl-C stops")
+        before = (folder / "environment").read_text()
+        inherited = exported(before)
+        with running(command, environment={**settings, **inherited}, output=tmp_path / "2") as second:
+            code = second.process.wait(60)
+        first.end()
+    with running(command, environment={**settings, **inherited}, output=tmp_path / "3") as third:
+        third.until_said("Ctrl-C stops")
+        after = (folder / "environment").read_text()
+        third.end()
+
+    assert code == 1
+    assert "another process uses it" in second.said()
+    assert exported(after)["WAYPOST_DATABASE_URL"] == inherited["WAYPOST_DATABASE_URL"]
+    assert exported(after)["WAYPOST_SECRET_KEY"] == inherited["WAYPOST_SECRET_KEY"]
+
+
+def test_dev_on_a_configured_database_locks_its_folder(dsn: str, tmp_path: Path) -> None:
+    settings = {
+        "WAYPOST_DATABASE_URL": dsn,
+        "WAYPOST_DATA_DIR": str(tmp_path / "data"),
+        "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0",
+    }
+    command = waypost("dev", "examples.shop.flows")
+    with running(command, environment=settings, output=tmp_path / "1") as first:
+        first.until_said("Ctrl-C stops")
+        with running(command, environment=settings, output=tmp_path / "2") as second:
+            code = second.process.wait(60)
+        first.end()
+
+    assert code == 1
+    assert "another process uses it" in second.said()
+
+
+def test_dev_says_that_a_database_is_there_only_when_it_is(tmp_path: Path) -> None:
+    settings = {
+        "WAYPOST_DATABASE_URL": "postgresql://a@127.0.0.1:1/x",
+        "WAYPOST_DATA_DIR": str(tmp_path / "data"),
+    }
+    with running(waypost("dev", "examples.shop.flows"), environment=settings, output=tmp_path / "out") as dev:
+        code = dev.process.wait(60)
+
+    assert code == 1
+    assert "postgres  " not in dev.said()
+
+
+def exported(environment: str) -> dict[str, str]:
+    """What an environment file exports, but for the path."""
+    words = (shlex.split(line)[1].partition("=") for line in environment.splitlines() if line)
+    return {name: value for name, _, value in words if name != "PATH"}
 
 
 def test_dev_takes_another_port_when_its_own_is_taken_and_says_so(folder: Path, tmp_path: Path) -> None:

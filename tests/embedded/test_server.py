@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_a_data_folder_of_another_major_version_is_refused_with_the_way_out(fold
 
 def test_a_folder_in_use_is_refused(folder: Path) -> None:
     with EmbeddedPostgres(folder) as first:
-        with pytest.raises(DataFolderUnusable, match="another process runs a server on it"):
+        with pytest.raises(DataFolderUnusable, match="another process uses it"):
             EmbeddedPostgres(folder).start()
 
         assert ask(first.dsn(), "select 1") == [(1,)]
@@ -154,6 +155,19 @@ def test_a_setting_that_the_server_refuses_is_told_in_its_words(folder: Path) ->
 
     with EmbeddedPostgres(folder) as mended:
         assert ask(mended.dsn(), "select 1") == [(1,)]
+
+
+def test_a_kept_data_folder_keeps_its_port_while_that_is_free(folder: Path) -> None:
+    with EmbeddedPostgres(folder) as first:
+        port = first.port
+    with EmbeddedPostgres(folder) as second:
+        again = second.port
+    assert port is not None
+    with socket.create_server(("127.0.0.1", port)), EmbeddedPostgres(folder) as third:
+        moved = third.port
+
+    assert again == port
+    assert moved != port
 
 
 def test_a_port_that_is_taken_is_an_error(folder: Path) -> None:
