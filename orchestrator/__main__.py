@@ -2,7 +2,10 @@
 
 import sys
 
-from orchestrator.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from orchestrator.cli import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:  # while it is still loading
+        sys.exit(130)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -38,6 +38,7 @@ T = TypeVar("T")
 BLOCKED_EXIT: Final = 70
 """How a worker ends whose event loop does not come back (EX_SOFTWARE): start another one."""
 
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WORKER_CONNECTIONS: Final = 8
 RELAY_CONNECTIONS: Final = 4
 RECEIVER_CONNECTIONS: Final = 4
@@ -71,23 +72,36 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def stopping() -> AsyncGenerator[asyncio.Event]:
-    """An event that SIGTERM or SIGINT sets: drain. A second signal ends the process at once."""
+async def stopping(asked: Callable[[int], None] | None = None) -> AsyncGenerator[asyncio.Event]:
+    """An event that SIGTERM, SIGINT or SIGHUP sets: drain. A second signal ends the process at once.
+
+    `asked` decides instead what each signal does besides; it is told how many there have been.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    asked = asked or leave_at_second
+    times = 0
 
     def ask() -> None:
-        if stop.is_set():
-            os._exit(130)
+        nonlocal times
+        times += 1
         stop.set()
+        asked(times)
 
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    # Who starts us with nohup does not want us to hear SIGHUP.
+    signs = [sign for sign in STOPPING if signal.getsignal(sign) != signal.SIG_IGN or sign != signal.SIGHUP]
+    for sign in signs:
         loop.add_signal_handler(sign, ask)
     try:
         yield stop
     finally:
-        for sign in (signal.SIGTERM, signal.SIGINT):
+        for sign in signs:
             loop.remove_signal_handler(sign)
+
+
+def leave_at_second(times: int) -> None:
+    if times > 1:
+        os._exit(130)
 
 
 @asynccontextmanager

@@ -25,13 +25,13 @@ from contracts.vault import Vault
 from orchestrator import bootstrap, registry
 from orchestrator.cli import local
 from orchestrator.cli.dev import until
-from orchestrator.cli.local import Progress
+from orchestrator.cli.local import Progress, Stopping
 from orchestrator.cli.output import Exit
 from orchestrator.cli.processes import Child, Children
 from orchestrator.cli.stage import Order, Stage
 from orchestrator.client import ExecutionView
 from orchestrator.core.status import TERMINAL, Status
-from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.embedded import EmbeddedPostgres, sweep
 from orchestrator.flows import load
 from orchestrator.settings import Address, Settings
 from orchestrator.store.database import Connection
@@ -62,14 +62,16 @@ async def show(settings: Settings, *, stay: bool) -> None:
     progress = Progress()
     progress.line("Waypost demo: a saga over signed webhooks, with a crash in the middle")
     progress.line()
-    async with bootstrap.stopping() as stop, database(settings, progress) as (dsn, folder):
+    stopping = Stopping(progress)
+    async with bootstrap.stopping(stopping) as stop, database(settings, progress) as (dsn, folder):
         environment = local.environment_of(settings, folder=folder, dsn=dsn, lease=LEASE)
         async with Children(environment=environment, logs=folder / "logs") as children:
+            stopping.children = children
             playing = asyncio.create_task(play(children, progress, dsn))
             await either(playing, stop)
             if stay and not stop.is_set():
                 try_next(children, progress, folder)
-                await until(stop, children)
+                await until(stop, children, progress)
 
 
 async def either(playing: asyncio.Task[None], stop: asyncio.Event) -> None:
@@ -173,6 +175,7 @@ async def database(settings: Settings, progress: Progress) -> AsyncGenerator[tup
     On the configured server, beside the configured database, which is left alone; else on one that we start.
     """
     if settings.database_url is None:
+        await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
         server = EmbeddedPostgres.temporary()
         async with local.embedded(server, keep=False) as dsn:
             where = f"{server.binaries.major}, embedded, on 127.0.0.1:{server.port}, in {server.data_dir}"

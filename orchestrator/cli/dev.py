@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator import bootstrap
 from orchestrator.cli import local
-from orchestrator.cli.local import Progress
+from orchestrator.cli.local import Progress, Stopping
 from orchestrator.cli.output import Exit
 from orchestrator.cli.processes import Children
 from orchestrator.embedded import EmbeddedPostgres, take_lock
@@ -33,11 +33,13 @@ def run(args: Namespace, settings: Settings) -> int:
 async def serve(settings: Settings, modules: Sequence[str]) -> None:
     folder = settings.data_dir.resolve()
     progress = Progress()
-    async with bootstrap.stopping() as stop, database(settings, folder, progress) as dsn:
+    stopping = Stopping(progress)
+    async with bootstrap.stopping(stopping) as stop, database(settings, folder, progress) as dsn:
         applied = await asyncio.to_thread(local.migrate, dsn)
         progress.done("migrate", f"{applied} migrations applied" if applied else "up to date")
         environment = local.environment_of(settings, folder=folder, dsn=dsn)
         async with Children(environment=environment, logs=folder / "logs") as children:
+            stopping.children = children
             url = await local.start_receiver(children, settings.receiver_addr)
             port = settings.receiver_addr.port
             moved = "" if port == 0 or url.endswith(f":{port}") else f" (port {port} is taken)"
@@ -57,14 +59,14 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
             )
             progress.line("                      waypost start FLOW --input JSON · show ID · list")
             progress.line(f"Logs: {folder / 'logs'}. Ctrl-C stops. The data stays in {folder}.")
-            await until(stop, children)
+            await until(stop, children, progress)
 
 
-async def until(stop: asyncio.Event, children: Children) -> None:
-    """Wait for `stop`. Raises ProcessEnded when a process ends before."""
+async def until(stop: asyncio.Event, children: Children, progress: Progress) -> None:
+    """Wait for `stop`, and start again what ends. Raises ProcessEnded when a process does not stay up."""
     waits: list[asyncio.Task[Any]] = [
         asyncio.create_task(stop.wait()),
-        asyncio.create_task(children.watch()),
+        asyncio.create_task(children.keep(progress.line)),
     ]
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

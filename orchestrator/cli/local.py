@@ -77,6 +77,21 @@ def write_environment(file: Path, environment: Mapping[str, str]) -> None:
     file.write_text("\n".join([*lines, f"export PATH={programs}:$PATH", ""]), encoding="utf-8")
 
 
+class Stopping:
+    """What signals do to a local installation: the first lets it drain, others make it hurry. All of it is said."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.children: Children | None = None
+
+    def __call__(self, times: int) -> None:
+        if times > 2:
+            return
+        self._progress.line("stopping …" if times == 1 else "stopping at once …")
+        if times == 2 and self.children is not None:
+            self.children.hurry()
+
+
 @asynccontextmanager
 async def embedded(server: EmbeddedPostgres, *, keep: bool) -> AsyncGenerator[str]:
     """The DSN of a server that runs while inside. Without `keep` its folder goes too."""
@@ -103,6 +118,9 @@ async def start_receiver(children: Children, wanted: Address) -> str:
     found = await child.says(STARTED)
     url = f"http://{host}:{found[1]}"
     children.environment["WAYPOST_RECEIVER_URL"] = url
+    child.environment["WAYPOST_RECEIVER_ADDR"] = (
+        f"{host}:{found[1]}"  # where it is found when it starts again
+    )
     return url
 
 

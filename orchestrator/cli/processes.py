@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ LINE_BYTES_MAX: Final = 1 << 20
 LINES_MAX: Final = 200  # of a process, kept in memory; its log file has all
 ROOT: Final = Path(__file__).resolve().parents[2]  # where the packages lie, in a clone and when installed
 PR_SET_PDEATHSIG: Final = 1
+FALLS_MAX: Final = 5  # of one process within FALLS_SECONDS; with one more it does not stay up
+FALLS_SECONDS: Final = 60.0
+REST_SECONDS: Final = 0.5  # before a process is started again; twice as long each time
 
 
 class ProcessEnded(WaypostError):
@@ -29,15 +33,32 @@ class ProcessEnded(WaypostError):
 
     code = "process-ended"
 
-    def __init__(self, name: str, code: int | None, last: str) -> None:
-        super().__init__(f"{name} ended with code {code}: {plain(last) or 'it said nothing'}")
+    def __init__(self, name: str, code: int | None, last: str, log: Path) -> None:
+        super().__init__(f"{name} {how(code, last)}; its log: {log}")
+
+
+def how(code: int | None, last: str) -> str:
+    """How a process ended. What it said before a signal explains nothing."""
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}: {plain(last) or 'it said nothing'}"
 
 
 class Child:
     """A process whose every line goes to a log file and to those who wait for it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        *,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
+        self.arguments = tuple(arguments)
+        self.environment = dict(environment or {})
         self.process = process
         self.log = log
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
@@ -64,7 +85,7 @@ class Child:
             limit=LINE_BYTES_MAX,
             preexec_fn=die_with_parent,
         )
-        return cls(name, process, logs / f"{name}.log")
+        return cls(name, process, logs / f"{name}.log", arguments=arguments, environment=environment)
 
     async def says(self, pattern: str, *, seconds: float = 60.0) -> re.Match[str]:
         """The first line that matches. Raises ProcessEnded, TimeoutError."""
@@ -80,7 +101,9 @@ class Child:
                     await asyncio.wait_for(self._heard.wait(), 0.5)
 
     def ended(self) -> ProcessEnded:
-        return ProcessEnded(self.name, self.process.returncode, self.lines[-1] if self.lines else "")
+        return ProcessEnded(
+            self.name, self.process.returncode, self.lines[-1] if self.lines else "", self.log
+        )
 
     async def kill(self) -> None:
         """SIGKILL: it gets no chance to do anything."""
@@ -144,13 +167,34 @@ class Children:
         self.all.remove(child)
         await child.kill()
 
-    async def watch(self) -> None:
-        """Return never; raise ProcessEnded when one of them ends."""
+    def hurry(self) -> None:
+        """Let those that still drain end now."""
+        for child in self.all:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+
+    async def keep(self, tell: Callable[[str], None]) -> None:
+        """Start again whatever ends, later each time. Return never; raise ProcessEnded when one does not stay up."""
+        falls: dict[str, deque[float]] = {}
         while True:
-            for child in self.all:
+            for child in list(self.all):
                 if child.process.returncode is not None:
-                    raise child.ended()
+                    await self._again(child, falls.setdefault(child.name, deque(maxlen=FALLS_MAX)), tell)
             await asyncio.sleep(0.2)
+
+    async def _again(self, child: Child, falls: deque[float], tell: Callable[[str], None]) -> None:
+        now = time.monotonic()
+        if len(falls) == FALLS_MAX and now - falls[0] < FALLS_SECONDS:
+            raise child.ended()
+        while falls and now - falls[0] >= FALLS_SECONDS:
+            falls.popleft()
+        falls.append(now)
+        tell(f"{child.ended()}; it is started again")
+        await asyncio.sleep(REST_SECONDS * 2 ** (len(falls) - 1))
+        self.all.remove(child)
+        self.all.append(
+            await Child.start(child.name, child.arguments, environment=child.environment, logs=self.logs)
+        )
 
 
 def libc_prctl() -> Callable[[int, int], int] | None:

@@ -7,7 +7,7 @@ as, the server runs as `nobody`, from a copy of its binaries where that user can
 
 from orchestrator.embedded.binaries import Binaries, embedded_binaries, system_binaries
 from orchestrator.embedded.errors import BinariesMissing, DataFolderUnusable, EmbeddedError, ServerFailed
-from orchestrator.embedded.lock import take_lock
+from orchestrator.embedded.lock import sweep, take_lock
 from orchestrator.embedded.server import EmbeddedPostgres
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "EmbeddedPostgres",
     "ServerFailed",
     "embedded_binaries",
+    "sweep",
     "system_binaries",
     "take_lock",
 ]

@@ -53,6 +53,7 @@ def call(command: Sequence[str | Path], user: User | None) -> subprocess.Complet
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=CALL_MAX_SECONDS,
+        start_new_session=True,  # Ctrl-C is for us
         cwd="/",
         env=ENVIRONMENT,
         user=None if user is None else user.uid,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shlex
@@ -17,6 +18,7 @@ import psycopg
 import pytest
 
 from tests.cli.processes import ROOT, eventually_gone, running, waypost
+from tests.waiting import until_true
 
 pytestmark = pytest.mark.timeout(240)  # each test starts many processes
 
@@ -93,6 +95,22 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: sign
         members = family(demo.process.pid)
 
         code = demo.end(sign)
+
+    assert code == 130, demo.said()
+    for pid in members:
+        eventually_gone(pid)
+    assert not Path(data).exists()
+
+
+def test_a_demo_that_is_stopped_impatiently_leaves_nothing_behind(tmp_path: Path) -> None:
+    with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
+        data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
+        demo.until_said(r"payments +http")
+        members = family(demo.process.pid)
+
+        demo.process.send_signal(signal.SIGHUP)
+        demo.until_said("stopping …")
+        code = demo.end(signal.SIGINT)
 
     assert code == 130, demo.said()
     for pid in members:
@@ -198,6 +216,35 @@ def test_dev_says_that_a_database_is_there_only_when_it_is(tmp_path: Path) -> No
 
     assert code == 1
     assert "postgres  " not in dev.said()
+
+
+def test_a_part_that_dies_is_started_again_by_dev(dsn: str, tmp_path: Path) -> None:
+    settings = {
+        "WAYPOST_DATABASE_URL": dsn,
+        "WAYPOST_DATA_DIR": str(tmp_path / "data"),
+        "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0",
+    }
+    with running(waypost("dev", "examples.shop.flows"), environment=settings, output=tmp_path / "out") as dev:
+        port = dev.until_said(r"receiver +http://127\.0\.0\.1:(\d+)")[1]
+        dev.until_said("Ctrl-C stops")
+        os.kill(part(dev.process.pid, "receiver"), signal.SIGKILL)
+        dev.until_said("receiver was killed by SIGKILL; its log: .*; it is started again")
+        until_true(lambda: listens(int(port)), what="the receiver where it was")
+        code = dev.end()
+
+    assert code == 0
+
+
+def part(parent: int, role: str) -> int:
+    """The process that runs one part below `parent`."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in family(parent)}
+    [found] = [pid for pid, words in lines.items() if role.encode() in words]
+    return found
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def exported(environment: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from orchestrator.embedded import (
     ServerFailed,
     embedded_binaries,
     server,
+    sweep,
     system_binaries,
 )
 from orchestrator.embedded.binaries import reachable
@@ -120,6 +122,23 @@ def test_a_temporary_folder_is_removed() -> None:
     running.remove()
 
     assert not running.data_dir.exists()
+
+
+def test_old_temporary_folders_that_nobody_uses_are_swept(tmp_path: Path) -> None:
+    left, used, young, other = (
+        tmp_path / f"waypost-{name}" for name in ("0" * 16, "1" * 16, "2" * 16, "mine")
+    )
+    for place in (left, used, young, other):
+        place.mkdir()
+        (place / "lock").touch()
+        if place is not young:
+            os.utime(place / "lock", (0, 0))
+
+    with (used / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(tmp_path)
+
+    assert sorted(tmp_path.iterdir()) == sorted([used, young, other])
 
 
 def test_a_data_folder_of_another_major_version_is_refused_with_the_way_out(folder: Path) -> None:
