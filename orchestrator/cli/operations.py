@@ -18,12 +18,13 @@ from contracts import strict_json
 from contracts.errors import ContractViolation, shown
 from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator import bootstrap
-from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
+from orchestrator.cli import advice
+from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table, terminal_width
 from orchestrator.client import Client, ExecutionView
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.settings import Settings
 from orchestrator.store.reading import ExecutionRow, FactRow
-from orchestrator.store.tries import TryRow, tries
+from orchestrator.store.tries import TryRow, served, tries
 
 TENANT: Final = 1
 WORDS_CHARACTERS_MAX: Final = 100  # of a fact's data in a table; `-o json` has all of it
@@ -80,18 +81,19 @@ def read(text: str) -> str | bytes:
 
 
 def show(args: Namespace, settings: Settings) -> int:
-    view, tried = bootstrap.run(look_at(args.id, settings))
+    view, tried, is_served = bootstrap.run(look_at(args.id, settings))
     if args.output == "json":
         say(as_json(whole(view, tried)))
     else:
-        say("\n\n".join(described(view, tried)))
+        say("\n\n".join(described(view, tried, is_served=is_served)))
     return Exit.OK
 
 
-async def look_at(execution: UUID, settings: Settings) -> tuple[ExecutionView, list[TryRow]]:
+async def look_at(execution: UUID, settings: Settings) -> tuple[ExecutionView, list[TryRow], bool]:
     async with bootstrap.connection(settings) as conn:
         view = await Client(conn).show(execution)
-        return view, await tries(conn, view.row.execution_id, tenant=TENANT)
+        tried = await tries(conn, view.row.execution_id, tenant=TENANT)
+        return view, tried, await served(conn, view.row.definition, view.row.version)
 
 
 def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
@@ -107,14 +109,18 @@ def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
     }
 
 
-def described(view: ExecutionView, tried: Iterable[TryRow]) -> Iterable[str]:
+def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) -> Iterable[str]:
     """The parts of `show`: a head, the journal, the messages."""
     row, now = view.row, datetime.now(UTC)
     key = f"  key {plain(row.business_key)}" if row.business_key else ""
     yield "\n".join(
         (
             f"{row.execution_id}  {plain(row.definition)}@{plain(row.version)}{key}",
-            f"{row.state}{' (undoing)' if row.undoing and row.finished_at is None else ''}{because(view)}",
+            (
+                f"{row.state}{' (undoing)' if row.undoing and row.finished_at is None else ''}{because(view)}"
+                f"{advice.unserved(view, is_served)}"
+            ),
+            *([f"decide: {decision}"] if (decision := advice.decision(view)) else []),
             f"created {ago(row.created_at, now=now)} ago{progress(row, now)}",
         )
     )
@@ -124,15 +130,22 @@ def described(view: ExecutionView, tried: Iterable[TryRow]) -> Iterable[str]:
             (it.position, f"{it.at:%H:%M:%S.%f}"[:-3], it.kind, it.path, it.actor, words(it))
             for it in view.facts
         ),
+        width=terminal_width(),
     )
     if view.messages:
-        answers: dict[str, list[str]] = defaultdict(list)
+        of: dict[str, list[TryRow]] = defaultdict(list)
         for one in tried:
-            answers[one.message_id].append(answer_of(one))
+            of[one.message_id].append(one)
         yield table(
             ("MESSAGE", "PATH", "ENDPOINT", "STATE", "TRIES"),
             (
-                (it.message_id, it.path, it.endpoint, it.state, ", ".join(answers[it.message_id]))
+                (
+                    it.message_id,
+                    it.path,
+                    it.endpoint,
+                    it.state,
+                    advice.answers(it, of[it.message_id], now=now),
+                )
                 for it in view.messages
             ),
         )
@@ -141,17 +154,13 @@ def described(view: ExecutionView, tried: Iterable[TryRow]) -> Iterable[str]:
 def progress(row: ExecutionRow, now: datetime) -> str:
     if row.finished_at is not None:
         return f", finished after {(row.finished_at - row.created_at).total_seconds():.1f} s"
-    return f", next look {ago(row.wake_at, now=now)}" if row.wake_at is not None else ", waits for mail"
+    return (
+        f", next look {advice.due(row.wake_at, now=now)}" if row.wake_at is not None else ", waits for mail"
+    )
 
 
 def payload_of(fact: FactRow) -> Any:
     return None if fact.payload is None else json.loads(fact.payload)
-
-
-def answer_of(one: TryRow) -> str:
-    """The status and what was wrong, as far as there are any; else what the relay made of the try."""
-    said = [str(it) for it in (one.status, one.error_code) if it is not None]
-    return " ".join(said) or one.outcome
 
 
 def words(fact: FactRow) -> str:
@@ -213,7 +222,7 @@ def cells(row: ExecutionRow) -> tuple[object, ...]:
         row.business_key or "",
         row.state + undoing,
         ago(row.created_at, now=now),
-        ago(row.wake_at, now=now),
+        advice.due(row.wake_at, now=now),
     )
 
 

@@ -7,6 +7,7 @@ the cursor, hide a line or turn text around.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -48,12 +49,24 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201  # this is the command line
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell. An empty cell shows a dash, so that programs can cut them."""
+def terminal_width() -> int | None:
+    """How many characters fit into a line of stdout; None when it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None) -> str:
+    """Columns as wide as their widest cell. An empty cell shows a dash, so that programs can cut them.
+
+    A line that is longer than `width` is cut there.
+    """
     cells = [list(headings), *([plain(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(fitting(line.rstrip(), width) for line in lines)
+
+
+def fitting(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: max(width - 1, 0)] + "…"
 
 
 def as_json(value: Any) -> str:

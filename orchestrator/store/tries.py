@@ -56,6 +56,22 @@ class WorkerRow:
     dead_at: datetime | None
 
 
+SERVED: Final[LiteralString] = """
+    select exists
+           (select 1
+              from waypost.worker w
+             where w.dead_at is null
+               and w.lease_until > clock_timestamp()
+               and %(definition)s::text = any(w.definitions))
+"""
+
+
+async def served(conn: Connection, definition: str, version: str) -> bool:
+    """Whether a worker lives that runs this flow in this version."""
+    row = await (await conn.execute(SERVED, {"definition": f"{definition}@{version}"})).fetchone()
+    return row is not None and bool(row[0])
+
+
 WORKERS: Final[LiteralString] = """
     select worker_id::text, host, started_at, lease_until, dead_at
       from waypost.worker

@@ -362,6 +362,14 @@ def test_waiting_for_an_execution_that_nobody_runs_times_out_with_7(run: Run) ->
     assert "still ready" in said.err
 
 
+def test_an_execution_whose_flow_no_worker_runs_says_so(run: Run) -> None:
+    started = run("start", "order", "--input", ORDER)
+
+    shown = run("show", started.out.strip())
+
+    assert "ready: no worker runs order@1" in shown.out
+
+
 def test_an_unknown_execution_is_not_found(run: Run) -> None:
     unknown = str(uuid4())
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 
+from orchestrator.cli.advice import answers, due
 from orchestrator.cli.output import ago, as_json, plain, table
+from orchestrator.store.reading import MessageRow
+from orchestrator.store.tries import TryRow
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 HOSTILE = "a\x1b[31m\r\nb\x9b\u202e\u2028\x00\x7f\ud800"
@@ -49,6 +53,42 @@ def test_a_table_has_one_line_for_each_row_whatever_is_in_it() -> None:
 )
 def test_time_is_said_as_people_say_it(seconds: float, said: str) -> None:
     assert ago(NOON - timedelta(seconds=seconds), now=NOON) == said
+
+
+def test_a_moment_that_has_passed_is_due() -> None:
+    assert due(NOON - timedelta(seconds=20), now=NOON) == "due 20 s ago"
+    assert due(NOON + timedelta(seconds=20), now=NOON) == "in 20 s"
+    assert due(NOON, now=NOON) == "now"
+
+
+def test_a_table_is_cut_to_the_terminal() -> None:
+    assert table(("A", "B"), [("a", "b" * 100)], width=10).split("\n")[1] == "a  bbbbbb…"
+
+
+def test_equal_tries_are_counted_and_the_next_one_is_said() -> None:
+    one = TryRow("m", "charge", 1, NOON, timedelta(0), "retry", None, "connection-refused")
+    message = MessageRow(
+        message_id="m",
+        path="charge",
+        endpoint="bank",
+        state="due",
+        attempts=3,
+        reached=False,
+        replied=False,
+        due_at=NOON + timedelta(seconds=9),
+        expires_at=None,
+        lease_until=None,
+        tried=None,
+        outcome=None,
+        http_status=None,
+        error_code=None,
+        tried_at=None,
+        took=None,
+    )
+
+    said = answers(message, [one, one, replace(one, status=503, error_code=None)], now=NOON)
+
+    assert said == "connection-refused \N{MULTIPLICATION SIGN}2, 503, next in 9 s"
 
 
 def test_no_time_is_nothing() -> None:

@@ -129,6 +129,7 @@ def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str],
 
     assert held.returncode == 8
     assert "held: program-fault" in shown.stdout
+    assert f"decide: waypost resume {execution} --by NAME --reason TEXT" in shown.stdout
     assert resumed.returncode == 0, resumed.stderr
     assert [(actor, said["by"], said["reason"]) for actor, said in kept] == [
         ("operator:ada", "ada", "it is written now")
