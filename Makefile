@@ -29,7 +29,7 @@ setup: $(STAMP)
 # Both are written by `make lock`. Done again when the lock changes. The packages are read from this folder; `waypost` is a script that says so.
 $(STAMP): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Waypost needs Python 3.11 or newer, found $$($(PYTHON) -V). Say which: make PYTHON=python3.12" >&2; exit 1; }
+	  || { echo "Waypost needs Python 3.11 or newer, found $$($(PYTHON) -V 2>&1). Say which: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) from requirements-dev.lock …" >&2
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-dev.lock

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, cast
+from uuid import UUID
 
 from contracts.errors import shown
 
@@ -50,8 +51,9 @@ def loggable(value: object) -> object:
             return value
         case float():
             return value if value == value and abs(value) != float("inf") else str(value)  # noqa: PLR0124  # NaN
-        case str():
-            return value if len(value) <= FIELD_CHARACTERS_MAX else value[:FIELD_CHARACTERS_MAX] + "…"
+        case str() | UUID():
+            text = str(value)
+            return text if len(text) <= FIELD_CHARACTERS_MAX else text[:FIELD_CHARACTERS_MAX] + "…"
         case BaseException():
             return told(value)
         case list() | tuple() | set() | frozenset():

@@ -253,5 +253,7 @@ def flows_of(settings: Settings, modules: Sequence[str]) -> Flows:
     """The flows in `modules`, else in WAYPOST_FLOWS. Raises SettingsInvalid when neither names any."""
     named = tuple(modules) or settings.flows
     if not named:
-        raise SettingsInvalid(["WAYPOST_FLOWS: expected modules with flows here or as arguments, found none"])
+        raise SettingsInvalid(
+            ["WAYPOST_FLOWS: expected modules with flows, here, as arguments or with --module, found none"]
+        )
     return load(named)

@@ -76,7 +76,13 @@ def imported(name: str) -> ModuleType:
     here = os.getcwd()  # noqa: PTH109  # sys.path holds text
     if here not in sys.path:
         sys.path.insert(0, here)
+    if name.endswith(".py") or "/" in name:
+        hint = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise FlowsInvalid(f"module {name}: expected the name of a module such as {hint}, found a path")
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise FlowsInvalid(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+        problem = f"module {name} cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            problem += f"; looked in {here} and on Python's path"
+        raise FlowsInvalid(problem) from error

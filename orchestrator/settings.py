@@ -88,7 +88,7 @@ def networks_of(text: str) -> tuple[Network, ...]:
 def modules_of(text: str) -> tuple[str, ...]:
     found = parts_of(text)
     if not all(part.isidentifier() for name in found for part in name.split(".")):
-        raise ValueError(f"expected modules such as shop.flows,shop.more, found {shown(text)}")
+        raise ValueError(f"expected modules such as shop.flows,shop.more (no paths), found {shown(text)}")
     return found
 
 

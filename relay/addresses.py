@@ -156,7 +156,7 @@ def check_url(url: str, *, allow: Iterable[Network] = ()) -> list[str]:
             else []
         ),
         *(["expected a port from 1 to 65535, found 0"] if port == 0 else []),
-        *_host_problems(host, allowed),
+        *_host_problems(parts.scheme, host, allowed),
     ]
 
 
@@ -164,23 +164,33 @@ def _scheme_problems(scheme: str, allow: tuple[Network, ...]) -> list[str]:
     if scheme == "https" or (scheme == "http" and allow):
         return []
     if scheme == "http":
-        return ["expected https; plain http reaches allow-listed addresses only, and none are listed"]
+        return [
+            "expected https; plain http reaches only what WAYPOST_ALLOW_ADDRESSES lists, and it lists nothing"
+        ]
     return [f"expected https, found {shown(scheme)}"]
 
 
-def _host_problems(host: str, allow: tuple[Network, ...]) -> list[str]:
+def _host_problems(scheme: str, host: str, allow: tuple[Network, ...]) -> list[str]:
     if not host:
         return ["expected a host, found none"]
     bare = host.removesuffix(".")
     if bare == "localhost" or bare.endswith(".localhost"):
         reason = forbidden("127.0.0.1", allow=allow) and forbidden("::1", allow=allow)
-        return [f"host {shown(host)} is closed: {reason}"] if reason else []
+        return [closed(host, reason)] if reason else []
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return _name_problems(host)
     reason = forbidden(address, allow=allow)
-    return [f"host {shown(host)} is closed: {reason}"] if reason else []
+    if reason:
+        return [closed(host, reason)]
+    if scheme == "http" and not _within(address, allow):
+        return ["expected https; plain http reaches only what WAYPOST_ALLOW_ADDRESSES lists"]
+    return []
+
+
+def closed(host: str, reason: str) -> str:
+    return f"host {shown(host)} is closed: {reason}; WAYPOST_ALLOW_ADDRESSES may list its network"
 
 
 def _name_problems(host: str) -> list[str]:

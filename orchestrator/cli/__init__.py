@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | Non
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType]  # only real files have it
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        parser().print_help(sys.stderr)
+        return Exit.USAGE
     args = parser().parse_args(argv)
     environment = os.environ if environment is None else environment
     try:

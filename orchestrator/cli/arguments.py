@@ -20,7 +20,7 @@ exit codes:
   0  ok                          5  refused: the state does not allow it, or the name is taken
   1  error                       7  timed out waiting
   2  wrong usage or input        8  finished, but not completed
-  4  not found
+  4  not found                 130  interrupted
 
 The environment says where the database is (WAYPOST_DATABASE_URL) and which key seals secrets
 (WAYPOST_SECRET_KEY); each name may be given as NAME_FILE instead.

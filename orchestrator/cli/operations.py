@@ -77,6 +77,10 @@ def read(text: str) -> str | bytes:
             raise ContractViolation(
                 f"--input: expected a readable file, found {shown(text)}: {error}"
             ) from None
+    if text.endswith(".json"):
+        raise ContractViolation(
+            f"--input: expected JSON or @FILE, found {shown(text)}; say @ before a file's name"
+        )
     return text
 
 
@@ -257,7 +261,8 @@ async def resolve_one(args: Namespace, settings: Settings) -> None:
 
 def decided(args: Namespace, what: str) -> int:
     if args.output == "json":
-        say(as_json({"execution_id": args.id, "order": args.command}))
+        said = {name: getattr(args, name) for name in ("path", "verdict", "by", "reason") if name in args}
+        say(as_json({"execution_id": args.id, "order": args.command, **said}))
     else:
         note(f"{args.id} {what}; `waypost show {args.id}` shows what becomes of it.")
     return Exit.OK

@@ -190,6 +190,22 @@ def test_a_name_that_is_taken_says_how_to_go_on(run: Run) -> None:
     assert "--replace" in one_line(said)
 
 
+def test_plain_http_to_the_public_is_refused_as_the_relay_would(run: Run) -> None:
+    public = run("endpoint", "add", "a", "http://1.1.1.1/x")
+    private = run("endpoint", "add", "b", "http://10.0.0.1/x")
+
+    assert (public.code, private.code) == (2, 2)
+    assert "plain http reaches only what WAYPOST_ALLOW_ADDRESSES lists" in one_line(public)
+    assert "WAYPOST_ALLOW_ADDRESSES may list its network" in one_line(private)
+
+
+def test_a_path_for_a_module_gets_the_module_s_name(run: Run) -> None:
+    said = run("worker", "examples/shop/flows.py")
+
+    assert said.code == 1
+    assert "such as examples.shop.flows, found a path" in one_line(said)
+
+
 def test_replacing_gives_a_new_secret_and_says_the_new_address(run: Run) -> None:
     first = run("endpoint", "add", "payments", "http://127.0.0.1:8090/old")
     second = run("endpoint", "add", "payments", "http://127.0.0.1:8090/new", "--timeout", "3s", "--replace")
@@ -342,6 +358,7 @@ def test_a_key_that_is_started_again_is_the_same_execution(run: Run) -> None:
         ("order", "[" * 1000 + "]" * 1000, 2, "--input"),
         ("order", json.dumps({"id": "x" * 300_000, "customer": "", "total": 1}), 2, "--input"),
         ("order", "@/nowhere", 2, "/nowhere"),
+        ("order", "in.json", 2, "say @ before"),
     ],
 )
 def test_what_cannot_be_started_is_named_and_nothing_is_written(

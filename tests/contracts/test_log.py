@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from uuid import UUID
 
 from contracts.log import FIELD_CHARACTERS_MAX, JsonLines
 from contracts.signature import Secret
@@ -60,3 +61,9 @@ def test_a_log_that_cannot_be_written_disturbs_nobody() -> None:
         raise BrokenPipeError
 
     JsonLines(closed, part="relay", now=lambda: NOON).saw("something.happened")
+
+
+def test_an_identifier_is_written_as_itself() -> None:
+    message = UUID("019b2c4f-3f00-7d54-8f12-9b3a50c1d2e3")
+
+    assert json.loads(line_of(message=message))["message"] == str(message)

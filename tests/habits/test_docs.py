@@ -20,6 +20,7 @@ import pytest
 from orchestrator import Context
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.output import Exit
+from orchestrator.core.errors import FAULTS
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.settings import Settings, names
 from tests.cli.processes import ROOT, running, waypost
@@ -293,6 +294,12 @@ def mapped() -> set[str]:
         else:
             files.add("".join(folders) + found[2])
     return files
+
+
+def test_the_readme_names_every_exception_that_is_a_bug() -> None:
+    said = text_of("README.md").partition("A bug\n(")[2].partition(")")[0]
+
+    assert set(code_in(said)) == {fault.__name__ for fault in FAULTS}
 
 
 # ---- CHANGELOG -------------------------------------------------------------------------------------------------
