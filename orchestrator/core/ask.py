@@ -10,9 +10,6 @@ from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
 
-LEAVES: Final = frozenset({"call"})
-"""Kinds of asks whose work is a message: it leaves through the outbox."""
-
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
 """Kinds of asks that a timeout leaves unknown; a timer's due time is its end."""
 

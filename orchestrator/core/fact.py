@@ -7,9 +7,6 @@ from typing import Any, Final
 
 Json = Any
 
-PROGRAM_INPUT: Final = frozenset({"started", "ended", "late", "attempted", "resolved"})
-"""What the world says, and the program reacts to."""
-
 PRODUCED: Final = frozenset({"asked", "finished"})
 """What the program says; compared on replay."""
 

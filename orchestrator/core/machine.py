@@ -84,7 +84,6 @@ class Machine:
         self.new: list[Fact] = []
         self.taken_back: list[TakenBack] = []
         self.position = 0
-        self.position_of_last_input = 0
         self.at = BEGINNING
         self.started: dict[str, Json] = {}
         self.result: Json = None
@@ -261,7 +260,6 @@ class Machine:
         if self.position >= self.facts_max:
             raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
         self.position += 1
-        self.position_of_last_input = self.position
         fact = Fact(self.position, kind, path, data, self.at, text, actor)
         self.new.append(fact)
         self._kept = len(self.new)

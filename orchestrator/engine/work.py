@@ -57,7 +57,7 @@ class Work:
         under_way = {*self._running, *(path for path, _ in self._arrived)}
         for ask in machine.runnable():
             stored = ask.position <= position
-            if ask.path not in under_way and (stored or not (ask.needs_commit or self._told)):
+            if ask.path not in under_way and (stored or not (ask.needs_commit or self.is_unstored)):
                 path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
                 key = execution_key(self._claim.execution, self._claim.epoch, path)
                 task = self._run(ask, key)
