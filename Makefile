@@ -6,13 +6,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test check bench setup lock clean
+.PHONY: demo test proof check bench setup lock clean
 
 demo: $(STAMP)
 	@$(BIN)/waypost demo
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS)
+
+proof: $(STAMP)
+	$(BIN)/pytest -n $(WORKERS) -m proof --timeout 900
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

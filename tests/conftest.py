@@ -1,6 +1,7 @@
 """Fixtures that all tests share. A test that asks for `dsn`, `conn` or `pool` gets a database of its own.
 
-What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18 and 15.
+What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18 and 15. What takes minutes is marked
+`@pytest.mark.proof`: `make proof` runs it, `make test` does not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.cluster import EMBEDDED, OLDEST, Cluster, Clusters
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "postgres: runs on the embedded PostgreSQL 18 and on the system's 15")
+    config.addinivalue_line("markers", "proof: takes minutes; `make proof` runs it")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
