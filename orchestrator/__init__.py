@@ -3,12 +3,15 @@
 from contracts.messages import Command, Effect, Event, Refused, command
 from orchestrator.core.context import Context, Elapsed, Local, local
 from orchestrator.core.errors import (
+    AllFailed,
+    Cancelled,
     FlowError,
     OutcomeUnknown,
     ReplyInvalid,
     StepError,
     StepFailed,
     StepRefused,
+    TimedOut,
     UsageError,
 )
 from orchestrator.core.retry import Retry
@@ -16,6 +19,8 @@ from orchestrator.core.spans import days, hours, minutes, seconds
 from orchestrator.workflow import Workflow, workflow
 
 __all__ = [
+    "AllFailed",
+    "Cancelled",
     "Command",
     "Context",
     "Effect",
@@ -30,6 +35,7 @@ __all__ = [
     "StepError",
     "StepFailed",
     "StepRefused",
+    "TimedOut",
     "UsageError",
     "Workflow",
     "command",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
-from contracts.messages import Command, plain
+from contracts.messages import Command, Event, plain
 from orchestrator.core.ask import Ask
 from orchestrator.core.context import address
 from orchestrator.core.fact import Fact
@@ -103,6 +103,22 @@ class FlowTester(Generic[I, O]):
         """An answer for something that is over."""
         said: dict[str, Json] = {"value": plain(value)} if outcome == "done" else {"error": value or {}}
         self.tell("ended", path, {"outcome": outcome, **said})
+
+    def receives(self, event: Event | str, *, key: str | None = None, data: Json = None) -> None:
+        """An event comes: an instance of its class (its key from the class's key field, unless given), or a type
+        with data.
+        """
+        if isinstance(event, str):
+            said: dict[str, Json] = {"type": event, "key": key or "", "data": plain(data)}
+        else:
+            field = type(event).key_
+            found = key if key is not None else "" if field is None else str(getattr(event, field))
+            said = {"type": type(event).type_, "key": found, "data": plain(event)}
+        self.tell("received", "", said | {"source": "/tester", "id": str(len(self.journal))})
+
+    def cancels(self, *, by: str = "tester", reason: str = "", undo: bool = True) -> None:
+        """An operator cancels the execution; without `undo`, what was done stands."""
+        self.tell("cancel_asked", "", {"by": by, "reason": reason, "undo": undo})
 
     def resolves(
         self, path: str, verdict: str, *, by: str = "tester", reason: str = "", value: Json = None

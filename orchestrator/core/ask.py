@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from orchestrator.core.errors import LimitExceeded
+from orchestrator.core.path import DEPTH_MAX
 from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
 
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
-"""Kinds of asks that a timeout leaves unknown; a timer's due time is its end."""
+"""Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
 UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
 """What a person may decide about an undo: ask again, it counts as undone, or what was done stands."""
@@ -74,19 +76,37 @@ class Ask:
         return self.kind == "call" or (self.kind == "undo" and self.args["do"] == "call")
 
     @property
+    def is_event(self) -> bool:
+        """Whether it waits for an event: then it has a row among the waits while it is open."""
+        return self.kind == "event"
+
+    @property
     def needs_commit(self) -> bool:
         """Whether a local step may begin only after its `asked` is committed."""
         return self.undo is not None or self.at_most_once
 
 
 class Scope:
-    """What was done in one part of a program and may have to be undone, by path."""
+    """What was done in one part of a program and may have to be undone, by path.
 
-    __slots__ = ("entries", "parent")
+    Raises LimitExceeded when it is more than DEPTH_MAX scopes deep.
+    """
+
+    __slots__ = ("depth", "entries", "parent")
 
     def __init__(self, parent: Scope | None = None) -> None:
         self.parent = parent
         self.entries: dict[str, Entry] = {}
+        self.depth = 0 if parent is None else parent.depth + 1
+        if self.depth > DEPTH_MAX:
+            raise LimitExceeded(f"depth_max: {DEPTH_MAX} scopes inside each other")
+
+    def around(self) -> Iterator[Scope]:
+        """This scope and all that it is inside of, from the inside out."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
 
     def merge(self) -> None:
         """Left well: what was done here becomes part of the scope around it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -14,16 +14,24 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
-from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, NAME_BYTES_MAX
-from contracts.messages import Action, Command, Effect, command, plain
+from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
+from contracts.messages import Action, Command, Effect, Event, command, plain
 from orchestrator.core.ask import Ask, Scope, Unwind
-from orchestrator.core.branch import suspend
-from orchestrator.core.errors import ReplyInvalid, UsageError
+from orchestrator.core.branch import close, suspend
+from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError
+from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine, is_fault, since
+from orchestrator.core.path import Frame
 from orchestrator.core.retry import STEP_RETRY, Retry
 
 Json = Any
 R = TypeVar("R")
+T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+E = TypeVar("E", bound=Event)
 Ts = TypeVarTuple("Ts")
 Op: TypeAlias = Coroutine[Any, Any, R]
 Undo: TypeAlias = Action | Callable[[R | None], Action | None]
@@ -220,6 +228,138 @@ class Context:
         await suspend(Ask("timer", named(name), timeout=since(span)))
         return Elapsed()
 
+    # ---- events --------------------------------------------------------------------------------------------
+
+    @overload
+    async def event(
+        self,
+        kind: type[E],
+        /,
+        *,
+        key: str | None = None,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> E: ...
+    @overload
+    async def event(
+        self,
+        kind: str,
+        /,
+        *,
+        key: str | None = None,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> Json: ...
+    async def event(
+        self,
+        kind: type[Event] | str,
+        /,
+        *,
+        key: str | None = None,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Wait for an event of a type and a key, which is the event's subject (None: it has none).
+
+        An event that came earlier, though after this execution was created, or that nobody had, counts; each is
+        given out once, the oldest first. `name` tells waits apart in the history; default is the type.
+
+        Raises TimedOut after `timeout`, ReplyInvalid when what came does not fit the class, and UsageError for a
+        type or a key that no event can have.
+        """
+        self._machine.here()
+        type_ = kind if isinstance(kind, str) else kind.type_
+        if not is_name(type_, IDENTITY_BYTES_MAX):
+            raise UsageError(
+                f"event type {shown(type_)}: expected 1 to {IDENTITY_BYTES_MAX} bytes of printable text"
+            )
+        if key is not None and not is_name(key, KEY_BYTES_MAX):
+            raise UsageError(
+                f"event key {shown(key)}: expected 1 to {KEY_BYTES_MAX} bytes of printable text, or None"
+            )
+        ask = Ask("event", named(name or type_), {"type": type_, "key": key or ""}, timeout=since(timeout))
+        value = await suspend(ask)
+        return value if isinstance(kind, str) else fitting(adapter_of(kind), value, ask)
+
+    # ---- together ------------------------------------------------------------------------------------------
+
+    @overload
+    async def all(self, a: Op[T1], b: Op[T2], /, *, name: str = "all") -> tuple[T1, T2]: ...
+    @overload
+    async def all(self, a: Op[T1], b: Op[T2], c: Op[T3], /, *, name: str = "all") -> tuple[T1, T2, T3]: ...
+    @overload
+    async def all(
+        self, a: Op[T1], b: Op[T2], c: Op[T3], d: Op[T4], /, *, name: str = "all"
+    ) -> tuple[T1, T2, T3, T4]: ...
+    @overload
+    async def all(self, *ops: Op[T], name: str = "all") -> tuple[T, ...]: ...
+    async def all(self, *ops: Op[Any], name: str = "all") -> Any:
+        """Every result, in the order written.
+
+        The first error stops the others and is raised when all have ended; later ones are notes on it. What was
+        done stays registered in the scope around: it is undone only if that fails.
+        """
+        return tuple(await self._fork("all", ops, name))
+
+    async def settle(self, *ops: Op[T], name: str = "settle") -> list[T | FlowError]:
+        """Every result, in the order written; an error is a value. It waits for all of them."""
+        return await self._fork("settle", ops, name)
+
+    async def first(self, *ops: Op[T], name: str = "first") -> T:
+        """The first to end, well or badly. What the others did is undone before this returns.
+
+        Raises what the first to end raises; UsageError when there is none.
+        """
+        return await self._fork("first", ops, name, least=1)
+
+    async def any(self, *ops: Op[T], name: str = "any") -> T:
+        """The first to succeed. What the others did is undone before this returns.
+
+        Raises AllFailed when none does; UsageError when there is none.
+        """
+        return await self._fork("any", ops, name, least=1)
+
+    async def within(self, span: timedelta, op: Op[T], /, *, name: str = "within") -> T:
+        """What `op` returns, if it ends within `span`; else what is under way in it is withdrawn, what it did is
+        undone, and TimedOut is raised. UsageError for a span outside of (0, ten years].
+        """
+        result = await self._fork("first", (op, self._limit(span)), name)
+        if isinstance(result, _Over):
+            raise TimedOut(f"{name}: not done within {span}")
+        return result
+
+    async def _limit(self, span: timedelta) -> _Over:
+        await self.sleep(span, name="limit")
+        return _Over()
+
+    async def _fork(self, mode: Mode, ops: Sequence[Op[Any]], name: str, *, least: int = 0) -> Any:
+        try:
+            self._machine.here()
+            check_ops(mode, ops, least=least)
+            fork = Fork(mode, ops, name=named(name))
+        except BaseException:
+            for op in ops:
+                if inspect.iscoroutine(op):
+                    close(op)
+            raise
+        return await suspend(fork)
+
+    # ---- undoing -------------------------------------------------------------------------------------------
+
+    def saga(self, name: str | None = None) -> Saga:
+        """A scope, for `async with`: left by an error, what was done in it is undone before the error goes on. Left
+        well, its work joins the scope around it. A name stands in the paths of what is asked inside.
+        """
+        return Saga(self._machine, None if name is None else named(name))
+
+    def pivot(self) -> None:
+        """The point of no return: what was done before stands, whatever comes. What is done after it is undone as
+        usual, but the end is then `failed`, not `compensated`. Raises UsageError inside of a branch.
+        """
+        self._machine.pivot()
+
+    # ---- written down --------------------------------------------------------------------------------------
+
     def now(self) -> datetime:
         """The time of the fact that resumed this flow. It moves with facts, not with the clock."""
         self._machine.here()
@@ -230,18 +370,26 @@ class Context:
         return UUID(bytes=self._machine.draw("uuid"), version=4)
 
 
+class _Over:
+    """What the time of a `within` ends with."""
+
+
 class Saga:
     """A scope: left by an error, what was done in it is undone before the error goes on."""
 
-    __slots__ = ("_machine", "_scope")
+    __slots__ = ("_frame", "_machine", "_name", "_scope")
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, name: str | None = None) -> None:
         self._machine = machine
+        self._name = name
         self._scope = Scope()
+        self._frame = Frame()
 
     async def __aenter__(self) -> None:
         branch = self._machine.here()
-        self._scope = branch.scope = Scope(branch.scope)
+        self._frame = branch.frame
+        branch.scope, branch.frame = self._machine.opens(self._name)
+        self._scope = branch.scope
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
@@ -249,11 +397,27 @@ class Saga:
         if kind is GeneratorExit:
             return
         branch = self._machine.here()
-        if isinstance(error, Exception) and not is_fault(error):
+        stopped: Cancelled | None = None
+        if error is None and branch.pending is not None:
+            stopped, branch.pending = Cancelled(branch.pending), None
+        if stopped is not None or (isinstance(error, Exception | Cancelled) and not is_fault(error)):
             await suspend(Unwind(self._scope))
         assert self._scope.parent is not None, "a scope is left once"
-        branch.scope = self._scope.parent
+        branch.scope, branch.frame = self._scope.parent, self._frame
         self._scope.merge()
+        if stopped is not None:
+            raise stopped
+
+
+def check_ops(mode: Mode, ops: Sequence[object], *, least: int) -> None:
+    """Raises TypeError for what is no coroutine, UsageError when there are fewer than `least`."""
+    strangers = [op for op in ops if not inspect.iscoroutine(op)]
+    if strangers:
+        raise TypeError(
+            f"ctx.{mode} takes coroutines, as asyncio.gather does, not {type(strangers[0]).__name__}"
+        )
+    if len(ops) < least:
+        raise UsageError(f"ctx.{mode}() of nothing would wait for ever: expected at least one")
 
 
 def is_name(text: str, bytes_max: int = NAME_BYTES_MAX) -> bool:

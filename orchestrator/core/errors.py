@@ -7,8 +7,11 @@ Exception
     │   ├── StepFailed      it raised, and the tries ran out: its undo stays                         True
     │   ├── OutcomeUnknown  sent, no answer: its undo stays                                          True
     │   └── ReplyInvalid    done, but the answer fails its model: its undo stays                     True
+    ├── TimedOut            a wait or a `within` ran out: nothing happened that is not undone
+    ├── AllFailed           every branch of `any` failed                                      .errors
     └── UsageError          the context was asked something that cannot be
 BaseException
+├── Cancelled               thrown at an await of what is to end; `except Exception` lets it pass
 └── Halt                    stops the turn and holds the execution; never caught by the program
     ├── NonDeterminism      the program and its journal disagree
     ├── LimitExceeded       a documented limit was reached
@@ -17,6 +20,7 @@ BaseException
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 Json = Any
@@ -62,8 +66,27 @@ class ReplyInvalid(StepError):
     """It was done, and the answer does not fit its model. Its undo stays."""
 
 
+class TimedOut(FlowError):
+    """A wait, or a `within`, ran out. What was under way in it was withdrawn and, with an undo, undone."""
+
+
+class AllFailed(FlowError):
+    """No branch of an `any` succeeded. `errors` has what each of them raised, in the order of their ends."""
+
+    def __init__(self, errors: Sequence[BaseException]) -> None:
+        super().__init__("; ".join(in_words(error) for error in errors))
+        self.errors = list(errors)
+
+
 class UsageError(FlowError):
     """The context was asked something that cannot be; nothing was written."""
+
+
+class Cancelled(BaseException):
+    """Thrown at an await of a branch that is to end, at most once, so that `finally` blocks may await.
+
+    A flow that catches it and returns has simply ended.
+    """
 
 
 class Halt(BaseException):
@@ -115,12 +138,16 @@ STOPPING: Final = frozenset(
 )
 """Codes of `held` facts after which only an order to resume lets the program go on where it stopped."""
 
-ENDINGS: Final[dict[str, type[StepError]]] = {
+ENDINGS: Final[dict[str, Callable[[str, str, dict[str, Json]], FlowError]]] = {
     "refused": StepRefused,
     "failed": StepFailed,
     "unknown": OutcomeUnknown,
+    "timed_out": lambda path, name, _: TimedOut(f"{name} at {path}: nothing came in time"),
 }
-"""The error that each outcome of an ask but `done` raises in the program."""
+"""The error that each outcome of an ask but `done` raises in the program, from its path, name and error."""
+
+MESSAGE_OUTCOMES: Final = frozenset({"done", "refused", "failed", "unknown"})
+"""What can become of a message or a step; only a wait can be `timed_out`."""
 
 DETAIL_MAX: Final = 2_000
 """Characters of an error's text that a journal keeps."""
@@ -173,10 +200,11 @@ def structure(error: BaseException) -> dict[str, Json]:
             "path": storable(str(error.path)),
         }
         return kept | ({"data": error.data} if error.data is not None else {})
+    late = isinstance(error, TimedOut)
     return {
-        "class": "permanent",
+        "class": "transient" if late else "permanent",
         "type": type(error).__name__,
-        "code": "raised",
+        "code": "timed-out" if late else "raised",
         "detail": in_words(error),
         "at": place_of(error),
     }

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 Json = Any
 
-PRODUCED: Final = frozenset({"asked", "finished"})
+PRODUCED: Final = frozenset({"asked", "noted", "withdrawn", "finished"})
 """What the program says; compared on replay."""
 
 BYSTANDERS: Final = frozenset({"held", "resumed", "orphaned", "ordered"})

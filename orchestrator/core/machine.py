@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,23 @@ from typing import Any, Final
 
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
-from contracts.limits import CALL_TIMEOUT, FACTS_MAX, OPEN_ASKS_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX, UNDOS_MAX
+from contracts.limits import (
+    CALL_TIMEOUT,
+    FACTS_MAX,
+    FORK_WIDTH_MAX,
+    OPEN_ASKS_MAX,
+    PAYLOAD_BYTES_MAX,
+    RESUMES_MAX,
+    SPAN_MAX,
+    UNDOS_MAX,
+)
 from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask, Entry, Scope, Unwind
 from orchestrator.core.branch import Branch
+from orchestrator.core.buffer import Buffer
 from orchestrator.core.errors import (
     ENDINGS,
     FAULTS,
+    Cancelled,
     Halt,
     LimitExceeded,
     NonDeterminism,
@@ -37,8 +49,9 @@ from orchestrator.core.errors import (
     structure,
 )
 from orchestrator.core.fact import BYSTANDERS, Fact, saying
+from orchestrator.core.fork import Fork
 from orchestrator.core.past import Past
-from orchestrator.core.path import undo_path
+from orchestrator.core.path import Frame, undo_path
 from orchestrator.core.retry import ONCE, UNDO_RETRY
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.core.undoing import Held, Undoing
@@ -61,11 +74,20 @@ class TakenBack:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedWait:
+    """A wait for an event that is over, and the position of the fact that says so."""
+
+    ask: Ask
+    position: int
+
+
 class Machine:
     """What a flow's context talks to: it turns what the program asks into facts, and facts into answers.
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
-    yet committed; `open` what the program waits for; `held` why a person is needed.
+    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back` and
+    `closed_waits` are what else follows from `new`.
     """
 
     def __init__(
@@ -79,10 +101,10 @@ class Machine:
         self.facts_max = facts_max
         self.payload_max = payload_max
         self.status = Status.OPEN
-        self.held: Held | None = None
         self.open: dict[str, tuple[Branch, Ask]] = {}
         self.new: list[Fact] = []
         self.taken_back: list[TakenBack] = []
+        self.closed_waits: list[ClosedWait] = []
         self.position = 0
         self.at = BEGINNING
         self.started: dict[str, Json] = {}
@@ -91,6 +113,10 @@ class Machine:
         self.current: Branch | None = None
         self._seed = b""
         self._root: Branch | None = None
+        self._branches: dict[Branch, None] = {}
+        self._buffer = Buffer()
+        self._needs: dict[str, Held] = {}
+        self._resumes = 0
         self._ready: deque[tuple[Branch, Json, BaseException | None]] = deque()
         self._due: list[tuple[datetime, int, str]] = []
         self._past: Past | None = None
@@ -148,7 +174,7 @@ class Machine:
         if self.status in TERMINAL:
             return
         if kind == "ended" and (
-            path not in self.open or (self._is_held(path) and data.get("outcome") == "unknown")
+            path not in self.open or (self.is_held(path) and data.get("outcome") == "unknown")
         ):
             kind = "late"
         if data.get("outcome") == "done" or data.get("verdict") == "done":
@@ -170,7 +196,7 @@ class Machine:
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(path, ask, now)
         else:
-            self.tell("ended", path, {"outcome": "done"}, now)
+            self.tell("ended", path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
         return True
 
     def _time_out(self, path: str, ask: Ask, now: datetime) -> None:
@@ -234,11 +260,19 @@ class Machine:
 
     def _is_over(self, ask: Ask) -> bool:
         """Whether `ask` is open only for an answer: no try of it begins any more."""
-        return ask.overdue or self._is_held(ask.path)
+        return ask.overdue or self.is_held(ask.path)
 
-    def _is_held(self, path: str) -> bool:
+    def is_held(self, path: str) -> bool:
         """Whether `path` is a step that a person has to decide about; it is still open for an answer."""
-        return self.held is not None and self.held.path == path
+        return path in self._needs
+
+    @property
+    def held(self) -> Held | None:
+        """The first of what a person is needed for."""
+        return next(iter(self._needs.values()), None)
+
+    def _hold(self, held: Held) -> None:
+        self._needs[held.path] = held
 
     def take_new(self) -> list[Fact]:
         """The facts that are not yet committed; they are the caller's from now on."""
@@ -273,6 +307,7 @@ class Machine:
     def apply(self, fact: Fact) -> None:
         """The one place where facts have effect, live and replayed alike."""
         self.position = fact.position
+        self._resumes = 0
         if fact.kind not in BYSTANDERS:
             self.at = fact.at
         getattr(self, "on_" + fact.kind)(fact)
@@ -342,13 +377,38 @@ class Machine:
             raise self._stop(ProgramFault(f"the undo of {path} raised {in_full(error)}")) from error
 
     def _decide(self) -> None:
-        """Live only: what the core itself knows about an ask becomes an input fact."""
-        while self._decisions and self.status not in TERMINAL:
+        """Live only: what the core itself knows about an ask becomes an input fact: one that cannot be sent is
+        refused, and the oldest event of a type and key goes to whoever has waited longest for it.
+        """
+        while self.status not in TERMINAL:
+            decided = self._decision() or self._gift()
+            if decided is None:
+                return
+            path, data = decided
+            self.at = max(self.at, self._present)
+            self._input("ended", path, data, self._encoded(data, what=f"ended {path}"), "worker")
+
+    def _decision(self) -> tuple[str, dict[str, Json]] | None:
+        while self._decisions:
             path, data = next(iter(self._decisions.items()))
             del self._decisions[path]
             if path in self.open:
-                self.at = max(self.at, self._present)
-                self._input("ended", path, data, self._encoded(data, what=f"ended {path}"), "worker")
+                return path, data
+        return None
+
+    def _gift(self) -> tuple[str, dict[str, Json]] | None:
+        """The next event to be given, and where to."""
+        if not self._buffer:
+            return None
+        waits: dict[tuple[str, str], str] = {}
+        for path, (_, ask) in self.open.items():
+            if ask.is_event:
+                waits.setdefault((ask.args["type"], ask.args["key"]), path)
+        for event in self._buffer:
+            path = waits.get((event.data["type"], event.data["key"]))
+            if path is not None:
+                return path, {"outcome": "done", "of": event.position}
+        return None
 
     def _check_complete(self, known: int) -> None:
         if len(self.new) > known:
@@ -369,7 +429,8 @@ class Machine:
         self.started = fact.data
         self._seed = str(fact.data.get("seed", "")).encode()
         self._root = Branch(self.program(self, fact.data.get("input")))
-        self._ready.append((self._root, None, None))
+        self._branches[self._root] = None
+        self._resume(self._root)
 
     def on_ended(self, fact: Fact) -> None:
         found = self.open.get(fact.path)
@@ -389,25 +450,67 @@ class Machine:
             ask.due = ask.retry_at = None
             ask.overdue = bool(error_in(fact.data).get("settling"))
             if not ask.overdue:  # else it may yet turn out what became of it
-                self.held = Held("unknown-outcome", ask.path, reason_of(fact.data))
+                self._hold(Held("unknown-outcome", ask.path, reason_of(fact.data)))
             return
-        if self._is_held(ask.path):
-            self.held = None
-        del self.open[fact.path]
-        if outcome == "done":
-            self._ready.append((branch, fact.data.get("value"), None))
+        self._close(ask, fact)
+        if ask.kind == "fork":
+            self._resume(branch, error=UsageError(error_in(fact.data).get("detail")))
+        elif outcome == "done":
+            self._resume(branch, self._value_of(fact))
         else:
-            self._ready.append(
-                (branch, None, ENDINGS[outcome](ask.path, ask.name, fact.data.get("error") or {}))
+            self._resume(branch, error=ENDINGS[outcome](ask.path, ask.name, error_in(fact.data)))
+
+    def _close(self, ask: Ask, fact: Fact) -> None:
+        """`fact` ends the waiting at `ask`."""
+        self._needs.pop(ask.path, None)
+        del self.open[ask.path]
+        if ask.is_event and self._is_new(fact):
+            self.closed_waits.append(ClosedWait(ask, fact.position))
+
+    def _is_new(self, fact: Fact) -> bool:
+        """Whether `fact`, the last one, is not yet in the journal."""
+        return bool(self.new) and self.new[-1] is fact
+
+    def _value_of(self, fact: Fact) -> Json:
+        """What was replied; of an event, what was received where the fact says."""
+        if "of" not in fact.data:
+            return fact.data.get("value")
+        event = self._buffer.take(fact.data["of"])
+        if event is None:
+            raise NonDeterminism(
+                f"the journal gives {fact.path!r} the event of position {fact.data['of']}; there is none"
             )
+        return event.data.get("data")
+
+    def on_received(self, fact: Fact) -> None:
+        self._buffer.add(fact)
+
+    def on_cancel_asked(self, fact: Fact) -> None:
+        """Whoever runs the flow wants it to end: it is stopped as a whole, and undone unless that is not wanted.
+
+        While it undoes nothing is thrown into it; without `undo`, nothing more is undone after what runs.
+        """
+        assert self._root is not None, "what was not started cannot be cancelled"
+        if not fact.data.get("undo", True):
+            self._stop_undoing()
+        self._stop_branch(self._root, str(fact.data.get("reason") or "cancelled"))
+
+    def _stop_undoing(self) -> None:
+        failed = next((held for held in self._needs.values() if held.entry is not None), None)
+        if failed is not None and failed.entry is not None:
+            del self._needs[failed.path]
+            self._go_on(self.undoing.over(failed.entry, stands=True))
+        self._go_on(self.undoing.give_up())
 
     def on_late(self, fact: Fact) -> None:
         """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
         needless = self.undoing.late(fact)
         if needless is None:
             return
-        if self.held is not None and self.held.entry is needless and self.held.code == "undo-unknown":
-            self.held = self.undoing.current = None  # nobody knew how to undo it, and nobody has to
+        held = next((one for one in self._needs.values() if one.entry is needless), None)
+        if held is not None and held.code == "undo-unknown":
+            del self._needs[held.path]  # nobody knew how to undo it, and nobody has to
+            self.undoing.current = None
         if needless is not self.undoing.current:
             self._go_on(self.undoing.dropped(needless))
 
@@ -422,14 +525,14 @@ class Machine:
 
     def on_resolved(self, fact: Fact) -> None:
         """A person decided about what was held. What does not fit has no effect."""
-        held = self.held
-        if held is None or held.path != fact.path:
+        held = self._needs.get(fact.path)
+        if held is None:
             return
         verdict = fact.data.get("verdict")
         fit = STEP_VERDICTS if held.entry is None else UNDO_VERDICTS
         if not isinstance(verdict, str) or verdict not in fit:
             return
-        self.held = None
+        del self._needs[held.path]
         if held.entry is None:
             self._resolve_step(fact, verdict)
         elif verdict == "retry":
@@ -450,7 +553,7 @@ class Machine:
         """
         for _, ask in self.open.values():
             waits = ask.retry_at is not None and ask.retry_at > fact.at
-            if ask.is_local and ask.position < fact.position and not waits and not self._is_held(ask.path):
+            if ask.is_local and ask.position < fact.position and not waits and not self.is_held(ask.path):
                 self._lose_try(ask)
         self.undoing.settle_local()
 
@@ -467,12 +570,25 @@ class Machine:
         while True:
             while self._ready:
                 branch, value, error = self._ready.popleft()
-                self._run(branch, value, error)
+                if not branch.over:  # it was stopped before it was started
+                    self._run(branch, value, error)
             self._next_undo()
             if not self._ready:
                 return
 
+    def _resume(self, branch: Branch, value: Json = None, *, error: BaseException | None = None) -> None:
+        """`branch` goes on when its turn comes; it waits for nothing any more."""
+        branch.at = None
+        self._ready.append((branch, value, error))
+
     def _run(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        if branch.ending is not None:  # its scope is undone now
+            self._branch_over(branch, *branch.ending)
+            return
+        if not branch.started and inspect.getcoroutinestate(branch.coro) != inspect.CORO_CREATED:
+            error = RuntimeError("cannot reuse already awaited coroutine")
+        branch.started = True
+        self._count_resume()
         self.current = branch
         request: object = None
         ended: tuple[Json, BaseException | None] | None = None
@@ -482,22 +598,43 @@ class Machine:
             ended = (stop.value, None)
         except Halt as halt:
             self._fault = self._fault or halt
-        except Exception as failure:  # noqa: BLE001  # whatever a program raises is its end
+        except (Exception, Cancelled) as failure:  # noqa: BLE001  # whatever a program raises is its end
             ended = (None, failure)
         except BaseException as leaving:  # noqa: BLE001  # a flow may not end its worker
             self._fault = self._fault or ProgramFault(in_full(leaving))
         finally:
             self.current = None
         if self._fault is not None:
+            if isinstance(request, Fork):
+                request.close()
             raise self._fault
         if ended is not None:
-            self._over(*ended)
+            self._ended(branch, *ended)
+        else:
+            self._requested(branch, request)
+
+    def _requested(self, branch: Branch, request: object) -> None:
+        """What `branch` waits for now. One that is told to end waits for nothing but its undoing."""
+        if isinstance(request, Unwind):
+            self._unwind(request.scope, branch)
+        elif branch.pending is not None:
+            reason, branch.pending = branch.pending, None
+            if isinstance(request, Fork):
+                request.close()
+            self._resume(branch, error=Cancelled(reason))
         elif isinstance(request, Ask):
             self._ask(branch, request)
-        elif isinstance(request, Unwind):
-            self._unwind(request.scope, branch)
+        elif isinstance(request, Fork):
+            self._fork(branch, request)
         else:
-            self._ready.append((branch, None, self._foreign(request)))
+            self._resume(branch, error=self._foreign(request))
+
+    def _count_resume(self) -> None:
+        self._resumes += 1
+        if self._resumes > RESUMES_MAX:
+            raise self._stop(
+                LimitExceeded(f"resumes_max: {RESUMES_MAX} asks in one turn; it runs without waiting")
+            )
 
     def _foreign(self, request: object) -> TypeError:
         """What the program gets for awaiting something else than its context gives; soon it is held for that."""
@@ -553,6 +690,7 @@ class Machine:
         ask.position, ask.asked_at = fact.position, fact.at
         ask.args = fact.data.get("args", ask.args)
         self.open[ask.path] = (branch, ask)
+        branch.at = ask
         due = fact.data.get("due")
         if due is not None:
             ask.due = datetime.fromisoformat(due)
@@ -560,26 +698,133 @@ class Machine:
 
     def _resolve_step(self, fact: Fact, verdict: str) -> None:
         """A person said what became of a step: the branch that waits goes on with that."""
-        branch, ask = self.open.pop(fact.path)
+        branch, ask = self.open[fact.path]
+        self._close(ask, fact)
         detail = f"{verdict} by {fact.data.get('by')}: {fact.data.get('reason')}"
         said = {"code": "resolved", "detail": detail}
         if verdict == "done":
             self.undoing.ended(ask, fact, "done")
-            self._ready.append((branch, fact.data.get("value"), None))
+            self._resume(branch, fact.data.get("value"))
         elif verdict == "not_done":
             self.undoing.ended(ask, fact, "refused")
-            self._ready.append((branch, None, ENDINGS["refused"](ask.path, ask.name, said)))
+            self._resume(branch, error=ENDINGS["refused"](ask.path, ask.name, said))
         else:
-            self._ready.append((branch, None, ENDINGS["unknown"](ask.path, ask.name, said)))
+            self._resume(branch, error=ENDINGS["unknown"](ask.path, ask.name, said))
+
+    # ---- branches side by side -----------------------------------------------------------------------------
+
+    def _fork(self, branch: Branch, fork: Fork) -> None:
+        branch.at = fork
+        path = branch.frame.next(fork.name)
+        if self._is_too_wide(fork, path):
+            self._refuse_fork(branch, fork, path)
+            return
+        for kid in fork.start(branch, path):
+            self._branches[kid] = None
+            self._resume(kid)
+        if not fork.running:
+            self._join(fork)
+
+    def _is_too_wide(self, fork: Fork, path: str) -> bool:
+        """As recorded; else by the limit of today. So a replay is the same after the limit was raised."""
+        recorded = self._recorded()
+        if recorded is None:
+            return fork.width > FORK_WIDTH_MAX
+        return recorded.says() == ("asked", path, "fork", fork.name)
+
+    def _refuse_fork(self, branch: Branch, fork: Fork, path: str) -> None:
+        detail = f"fork_width_max: {fork.name} of {fork.width} branches, at most {FORK_WIDTH_MAX}"
+        fork.close()
+        error = {"code": "too-wide", "detail": detail}
+        fact = self._produce("asked", path, {"kind": "fork", "name": fork.name, "unfit": error})
+        ask = Ask("fork", fork.name)
+        ask.path = path
+        self._listen(branch, ask, fact)
+        self._decisions[path] = {"outcome": "refused", "error": fact.data["unfit"]}
+
+    def _ended(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        """The coroutine of `branch` is over. A branch with a scope of its own undoes what it did, if it failed."""
+        if error is not None and is_fault(error):
+            raise self._stop(ProgramFault(in_full(error))) from error
+        if not branch.scoped:
+            self._branch_over(branch, value, error)
+            return
+        if error is None and branch.pending is not None:
+            error, branch.pending = Cancelled(branch.pending), None
+        branch.ending = (value, error)
+        if error is None:
+            branch.scope.merge()
+            self._branch_over(branch, value, None)
+        else:
+            self._unwind(branch.scope, branch)
+
+    def _branch_over(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        branch.over = True
+        branch.at = None
+        self._branches.pop(branch, None)
+        fork = branch.fork
+        if fork is None:
+            self._over(value, error)
+            return
+        if fork.over(branch, value, error):
+            for kid in list(fork.running.values()):
+                self._stop_branch(kid, "a sibling decided")
+        if not fork.running:
+            self._join(fork)
+
+    def _join(self, fork: Fork) -> None:
+        """All branches have ended, cleanup and undo included: whoever waits goes on. Once."""
+        if not fork.joined:
+            fork.joined = True
+            assert fork.branch is not None, "a fork is started before it is joined"
+            value, error = fork.outcome()
+            self._resume(fork.branch, value, error=error)
+
+    def _stop_branch(self, branch: Branch, reason: str) -> None:
+        """Ask `branch` to end, at most once, whatever causes follow."""
+        if branch.over or branch.told:
+            return
+        branch.told = True
+        waits = branch.at
+        if not branch.started:
+            branch.close()
+            self._branch_over(branch, None, Cancelled(reason))
+        elif branch.shielded or waits is None:
+            branch.pending = reason
+        elif isinstance(waits, Ask):
+            self._withdraw(waits)
+            self._resume(branch, error=Cancelled(reason))
+        elif waits.decided is not None or waits.cancelled is not None:
+            branch.pending = reason
+        else:
+            waits.cancelled = reason
+            for kid in list(waits.running.values()):
+                self._stop_branch(kid, reason)
+
+    def _withdraw(self, ask: Ask) -> None:
+        """Nobody waits for `ask` any more. What may be under way has to settle, unless its time was over before."""
+        settled = self._is_over(ask)
+        fact = self._produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
+        self._decisions.pop(ask.path, None)
+        self._close(ask, fact)
+        if settled:
+            return
+        self.undoing.withdrawn(ask, fact)
+        if ask.is_message and ask.asked_at is not None and self._is_new(fact):
+            self.taken_back.append(TakenBack(ask.path, ask.asked_at, fact.position))
 
     # ---- undoing -------------------------------------------------------------------------------------------
 
     def _unwind(self, scope: Scope, branch: Branch) -> None:
+        branch.shielded = True
         if not self.undoing.unwind(scope, branch):
             self._go_on([branch])
 
     def _go_on(self, branches: Sequence[Branch]) -> None:
-        self._ready.extend((branch, None, None) for branch in branches)
+        """What `branches` had to undo is undone."""
+        for branch in branches:
+            branch.shielded = False
+            self._resume(branch)
 
     def _next_undo(self) -> None:
         """One undo at a time, and none while a person is needed."""
@@ -593,7 +838,7 @@ class Machine:
         path = undo_path(entry.path, entry.tries)
         action = entry.action
         if action is None:
-            self.held = Held("undo-unknown", path, f"nobody knows how to undo {entry.path}", entry)
+            self._hold(Held("undo-unknown", path, f"nobody knows how to undo {entry.path}", entry))
             return
         local = action["do"] == "step"
         ask = Ask("undo", entry.path, action, retry=UNDO_RETRY if local else ONCE)
@@ -612,17 +857,18 @@ class Machine:
         if fact.data["outcome"] == "done":
             self._go_on(self.undoing.over(entry, stands=False))
         else:
-            self.held = Held("undo-failed", ask.path, reason_of(fact.data), entry)
+            self._hold(Held("undo-failed", ask.path, reason_of(fact.data), entry))
 
     # ---- the end -------------------------------------------------------------------------------------------
 
     def _over(self, value: Json, error: BaseException | None) -> None:
         if error is None:
             self._complete(value)
-        elif is_fault(error):
-            raise self._stop(ProgramFault(in_full(error))) from error
+        elif isinstance(error, Cancelled):
+            self._finish(Status.CANCELLED, {"reason": storable(str(error))})
+            self.result = error
         else:
-            done = self.undoing.undone > 0 and not self.undoing.stands
+            done = self.undoing.undone > 0 and not self.undoing.stands and not self.undoing.passed
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
             self.result = error
 
@@ -652,7 +898,8 @@ class Machine:
         undoing = self.undoing
         counted = undoing.undone > 0 or status is Status.COMPENSATED
         undone: dict[str, Json] = {"undone": undoing.undone} if counted else {}
-        stands: dict[str, Json] = {"stands": undoing.stands} if undoing.stands else {}
+        left = undoing.stands if status is Status.COMPLETED else [*undoing.passed, *undoing.stands]
+        stands: dict[str, Json] = {"stands": left} if left else {}
         whole = {"kind": str(status), **data, **undone, **stands}
         self._produce("finished", "", whole, None if undone or stands else text)
         self.status = status
@@ -671,6 +918,36 @@ class Machine:
             )
         return self.current
 
+    def opens(self, name: str | None) -> tuple[Scope, Frame]:
+        """The scope and the frame of a saga that begins here; without a name it moves no path."""
+        branch = self.here()
+        try:
+            frame = branch.frame if name is None else Frame.inside(branch.frame.next(name))
+            return Scope(branch.scope), frame
+        except LimitExceeded as error:
+            raise self._stop(error) from None
+
+    def note(self, kind: str, name: str, args: Json = None) -> Fact:
+        """Write down what takes effect with the turn. Raises UsageError for what cannot be stored."""
+        branch = self.here()
+        try:
+            path = branch.frame.next(name)
+            return self._produce("noted", path, {"kind": kind, "name": name, "args": args})
+        except LimitExceeded as error:
+            raise self._stop(error) from None
+        except (NotEncodable, TooLarge) as error:
+            raise UsageError(str(error)) from None
+
+    def pivot(self) -> None:
+        """What was done stands from here on, whatever comes. Raises UsageError inside of a branch."""
+        branch = self.here()
+        if branch.fork is not None:
+            raise UsageError(
+                "pivot() inside a branch would decide for its siblings: call it where the branches have joined"
+            )
+        self.note("pivot", "pivot")
+        self.undoing.pivot(branch.scope)
+
     def draw(self, name: str) -> bytes:
         """Sixteen bytes that depend on the seed and on where the program is: the same in every replay."""
         branch = self.here()
@@ -683,11 +960,13 @@ class Machine:
     def evict(self) -> None:
         """Let the program go. Its `finally` blocks run now; whatever they ask is ignored, nothing is recorded."""
         self._evicted = True
-        if self._root is not None:
-            self._root.close()
+        for branch in reversed(self._branches):
+            if isinstance(branch.at, Fork):
+                branch.at.close()
+            branch.close()
 
 
-MISUSES: Final = ("event loop", "already awaited")
+MISUSES: Final = ("event loop", "already awaited", "being awaited already")
 """What a RuntimeError says that comes of a program's own mistake."""
 
 

@@ -14,6 +14,8 @@ from orchestrator.core.errors import LimitExceeded
 
 SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 PATH_BYTES_MAX: Final = 512
+DEPTH_MAX: Final = 32
+"""Named scopes and branches inside each other, and scopes inside each other."""
 
 
 def segment(name: str) -> str:
@@ -37,6 +39,15 @@ class Frame:
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         self.counts: dict[str, int] = {}
+
+    @classmethod
+    def inside(cls, path: str) -> Frame:
+        """The frame of what stands at `path`: a scope or a branch. Raises LimitExceeded beyond DEPTH_MAX."""
+        if path.count("/") >= DEPTH_MAX:
+            raise LimitExceeded(
+                f"depth_max: {DEPTH_MAX} scopes and branches inside each other at {path[:80]}…"
+            )
+        return cls(path + "/")
 
     def next(self, name: str) -> str:
         """The path of the next thing called `name` here. Raises LimitExceeded beyond PATH_BYTES_MAX."""

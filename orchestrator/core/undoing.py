@@ -24,11 +24,16 @@ class Held:
 
 
 class Undoing:
-    """One list for the whole execution: one undo at a time, the highest rank first, none before it settled."""
+    """One list for the whole execution: one undo at a time, the highest rank first, none before it settled.
+
+    `stands` was left as it is by a person's decision, `passed` by a pivot of the program.
+    """
 
     def __init__(self, *, entries_max: int) -> None:
         self.undone = 0
         self.stands: list[str] = []
+        self.passed: list[str] = []
+        self.wanted = True
         self.unsettled: dict[str, Entry] = {}
         self.current: Entry | None = None
         self._entries_max = entries_max
@@ -62,6 +67,33 @@ class Undoing:
         else:
             self.unsettled.pop(ask.path, None)
 
+    def withdrawn(self, ask: Ask, fact: Fact) -> None:
+        """Nobody waits for `ask` any more: what became of it will be told, and is not undone before that."""
+        entry = ask.entry
+        if entry is not None:
+            entry.rank, entry.settling = fact.position, True
+            self.unsettled[ask.path] = entry
+
+    def pivot(self, scope: Scope) -> None:
+        """What was done in `scope` and around it stands, whatever comes."""
+        for one in scope.around():
+            self.passed += one.entries
+            for entry in list(one.entries.values()):
+                self._drop(entry)
+
+    def give_up(self) -> list[Branch]:
+        """Undo nothing more than what is being undone; the branches that may go on now."""
+        self.wanted = False
+        for scope, _ in self._unwinding:
+            self._leave(scope)
+        return self._freed()
+
+    def _leave(self, scope: Scope) -> None:
+        """All of `scope` stands, but for what is being undone."""
+        for entry in [entry for entry in scope.entries.values() if entry is not self.current]:
+            self.stands.append(entry.path)
+            self._drop(entry)
+
     def late(self, fact: Fact) -> Entry | None:
         """An answer for what is over: it settles, and the first one makes the unknown known.
 
@@ -93,6 +125,8 @@ class Undoing:
 
     def unwind(self, scope: Scope, branch: Branch) -> bool:
         """Undo all of `scope` before `branch` goes on; False when there is nothing to undo."""
+        if not self.wanted:
+            self._leave(scope)
         if scope.entries:
             self._unwinding.append((scope, branch))
         return bool(scope.entries)
@@ -123,9 +157,12 @@ class Undoing:
     def dropped(self, entry: Entry) -> list[Branch]:
         """`entry` needs no undo; the branches that may go on now."""
         self._drop(entry)
-        free = [(scope, branch) for scope, branch in self._unwinding if not scope.entries]
+        return self._freed()
+
+    def _freed(self) -> list[Branch]:
+        free = [branch for scope, branch in self._unwinding if not scope.entries]
         self._unwinding = [one for one in self._unwinding if one[0].entries]
-        return [branch for _, branch in free]
+        return free
 
     def _drop(self, entry: Entry) -> None:
         entry.scope.entries.pop(entry.path, None)
