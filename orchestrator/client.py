@@ -41,6 +41,12 @@ class NotHeld(Conflict):
     code = "not-held"
 
 
+class NotOpen(Conflict):
+    """The execution cannot be cancelled; nothing was changed."""
+
+    code = "not-open"
+
+
 class OrderInvalid(ContractViolation):
     """An order lacks something, or says something that cannot be."""
 
@@ -200,6 +206,22 @@ class Client:
         if held.code not in STOPPING:
             raise NotHeld(f"execution {execution_id} waits for a decision about {held.path}: resolve that")
         await self._order(view, {"order": "resume"}, path=None, by=by, reason=reason)
+
+    async def cancel(self, execution_id: UUID | str, *, by: str, reason: str, undo: bool = True) -> None:
+        """Ask an execution to end. From then on no ordinary step begins; what runs is withdrawn, and what was done is
+        undone, unless not `undo`: then it stands, and is listed. While it undoes, it goes on undoing.
+
+        Raises NotOpen when it is at an end, or when its program is stopped; UnknownExecution, OrderInvalid.
+        """
+        view = await self.show(execution_id)
+        if view.row.status in TERMINAL:
+            raise NotOpen(f"execution {execution_id} is {view.row.status}: there is nothing to cancel")
+        if view.held is not None and view.held.code in STOPPING:
+            raise NotOpen(
+                f"execution {execution_id} is stopped ({view.held.code}), and only a program that runs can be "
+                f"cancelled: mend that, resume it, then cancel it"
+            )
+        await self._order(view, {"order": "cancel", "undo": undo}, path=None, by=by, reason=reason)
 
     async def resolve(
         self,

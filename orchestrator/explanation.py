@@ -39,6 +39,7 @@ class Code(StrEnum):
     ENDPOINT_PAUSED = "endpoint-paused"
     ENDPOINT_NO_SECRET = "endpoint-no-secret"  # noqa: S105  # no password
     AWAITING_REPLY = "awaiting-reply"
+    AWAITING_EVENT = "awaiting-event"
     SETTLING = "settling"
     ORDERED = "ordered"
     PAUSED = "paused"

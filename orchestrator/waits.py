@@ -33,6 +33,10 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
         case "timer", _ if ask.due is not None:
             told = f"It has been sleeping since {when(ask.asked_at, now)}, until {when(ask.due, now)}."
             return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
+        case "event", _:
+            until = "" if ask.due is None else f", until {when(ask.due, now)}"
+            told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
+            return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case (("step" | "undo"), "step") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
@@ -136,7 +140,8 @@ def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
         raise unknown(it, f"message {message.state} for what settles at {ask.path!r}")
     doing = "is undoing, and waits" if it.row.undoing else "waits"
     told = (
-        f"It {doing} to know what became of {subject(ask)}, whose time is over: "
+        f"It {doing} to know what became of {subject(ask)}, "
+        f"{'which was withdrawn' if ask.withdrawn else 'whose time is over'}: "
         f"try {message.attempts} to reach {message.endpoint} ends by {when(message.lease_until, now)}."
     )
     return Explanation(
@@ -160,6 +165,11 @@ def subject(ask: OpenAsk) -> str:
     if ask.kind == "undo":
         return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
     return f"{'step' if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
+
+
+def event(ask: OpenAsk) -> str:
+    keyed = f"with key {ask.key}" if ask.key else "without a key"
+    return f"an event {ask.what} {keyed} (at {ask.path})"
 
 
 def deadline(ask: OpenAsk, now: datetime) -> str:

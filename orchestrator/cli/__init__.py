@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "why": why,
     "list": operations.list_executions,
     "resume": operations.resume,
+    "cancel": operations.cancel,
     "resolve": operations.resolve,
     "contracts": schemas.contracts,
     "demo": demo.run,

@@ -168,6 +168,11 @@ def add_operations(command: Command) -> None:
     resume.add_argument("id", type=execution, metavar="ID")
     add_operator(resume)
 
+    cancel = command("cancel", "Ask an execution to end: it undoes what it did, and nothing new begins.")
+    cancel.add_argument("id", type=execution, metavar="ID")
+    cancel.add_argument("--no-undo", action="store_true", help="what was done stands, and is listed")
+    add_operator(cancel)
+
     resolve = command("resolve", "Decide about a step or an undo that holds its execution.")
     resolve.add_argument("id", type=execution, metavar="ID")
     resolve.add_argument("path", metavar="PATH", help="as `show` prints it, such as charge/undo")

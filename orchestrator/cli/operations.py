@@ -177,6 +177,12 @@ def words(fact: FactRow) -> str:
             args: dict[str, Any] = said.get("args") or {}
             to = f" to {args['endpoint']}" if args.get("endpoint") else ""
             text = f"{args.get('name') or said.get('name')}{to} {briefly(args.get('data'))}"
+        case "received":
+            text = f"{said.get('type')} {said.get('key') or ''} {briefly(said.get('data'))}"
+        case "ended" if "of" in said:
+            text = f"{said['outcome']}: the event of fact {said['of']}"
+        case "withdrawn" | "noted":
+            text = f"{said.get('kind')} {said.get('name')}"
         case "finished":
             text = f"{said.get('kind')} {briefly(said.get('output', said.get('error')))}"
         case _ if "outcome" in said:
@@ -244,6 +250,16 @@ def resume(args: Namespace, settings: Settings) -> int:
 async def resume_one(args: Namespace, settings: Settings) -> None:
     async with bootstrap.client(settings) as client:
         await client.resume(args.id, by=args.by, reason=args.reason)
+
+
+def cancel(args: Namespace, settings: Settings) -> int:
+    bootstrap.run(cancel_one(args, settings))
+    return decided(args, f"is asked to end{', and what it did stands' if args.no_undo else ''}")
+
+
+async def cancel_one(args: Namespace, settings: Settings) -> None:
+    async with bootstrap.client(settings) as client:
+        await client.cancel(args.id, by=args.by, reason=args.reason, undo=not args.no_undo)
 
 
 def resolve(args: Namespace, settings: Settings) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.ask import STEP_VERDICTS
 from orchestrator.core.errors import error_in
@@ -19,7 +19,7 @@ class OpenAsk:
     """Something that was asked and has not ended. `what` is the command or the function that is asked for.
 
     `tries` of a local step have ended without an end of the step, the last one with `error`; the next one comes
-    at `next_at`.
+    at `next_at`. `key` is that of an event. One that is `withdrawn` nobody waits for any more.
     """
 
     path: str
@@ -32,12 +32,15 @@ class OpenAsk:
     tries: int = 0
     error: dict[str, Json] | None = None
     next_at: datetime | None = None
+    key: str = ""
+    has_undo: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """`asks` have not ended, in the order of their asking; `settling` ran out of time, and what became of them
-    comes yet: before that they are not undone, and no person is asked.
+    """`asks` have not ended, in the order of their asking; `settling` ran out of time or were withdrawn, and what
+    became of them comes yet: before that they are not undone, and no person is asked.
     """
 
     asks: list[OpenAsk]
@@ -45,33 +48,71 @@ class Open:
 
 
 def open_in(journal: Iterable[Fact]) -> Open:
-    asks: dict[str, OpenAsk] = {}
-    settling: dict[str, OpenAsk] = {}
+    found = Open([], [])
     for fact in journal:
-        match fact.kind:
-            case "asked":
-                asks[fact.path] = ask_of(fact)
-            case "attempted" if fact.path in asks:
-                asks[fact.path] = replace(
-                    asks[fact.path],
-                    tries=fact.data["attempt"],
-                    error=error_in(fact.data),
-                    next_at=datetime.fromisoformat(fact.data["next_at"]),
-                )
-            case "ended":
-                ask = asks.pop(fact.path, None)
-                settling.pop(fact.path, None)
-                if ask is not None and error_in(fact.data).get("settling"):
-                    settling[fact.path] = ask
-            case "resolved" if fact.data.get("verdict") in STEP_VERDICTS:
-                asks.pop(fact.path, None)
-            case "late":
-                settling.pop(fact.path, None)
-            case "orphaned":
-                settling = {path: ask for path, ask in settling.items() if ask.do != "step"}
-            case _:
-                pass
-    return Open(list(asks.values()), list(settling.values()))
+        READ.get(fact.kind, lambda _found, _fact: None)(found, fact)
+    return found
+
+
+def asked(found: Open, fact: Fact) -> None:
+    found.asks.append(ask_of(fact))
+
+
+def attempted(found: Open, fact: Fact) -> None:
+    for i, ask in enumerate(found.asks):
+        if ask.path == fact.path:
+            found.asks[i] = replace(
+                ask,
+                tries=fact.data["attempt"],
+                error=error_in(fact.data),
+                next_at=datetime.fromisoformat(fact.data["next_at"]),
+            )
+
+
+def ended(found: Open, fact: Fact) -> None:
+    drop(found.settling, fact.path)
+    ask = drop(found.asks, fact.path)
+    if ask is not None and error_in(fact.data).get("settling"):
+        found.settling.append(ask)
+
+
+def withdrawn(found: Open, fact: Fact) -> None:
+    ask = drop(found.asks, fact.path)
+    if ask is not None and ask.has_undo:
+        found.settling.append(replace(ask, withdrawn=True))
+
+
+def resolved(found: Open, fact: Fact) -> None:
+    if fact.data.get("verdict") in STEP_VERDICTS:
+        drop(found.asks, fact.path)
+
+
+def late(found: Open, fact: Fact) -> None:
+    drop(found.settling, fact.path)
+
+
+def orphaned(found: Open, _: Fact) -> None:
+    found.settling[:] = [ask for ask in found.settling if ask.do != "step"]
+
+
+READ: Final[dict[str, Callable[[Open, Fact], None]]] = {
+    "asked": asked,
+    "attempted": attempted,
+    "ended": ended,
+    "withdrawn": withdrawn,
+    "resolved": resolved,
+    "late": late,
+    "orphaned": orphaned,
+}
+"""What each kind of fact changes; the others change nothing that is open."""
+
+
+def drop(asks: list[OpenAsk], path: str) -> OpenAsk | None:
+    """Take what stands at `path` out of `asks`."""
+    for i, ask in enumerate(asks):
+        if ask.path == path:
+            return asks.pop(i)
+    return None
 
 
 def ask_of(fact: Fact) -> OpenAsk:
@@ -81,8 +122,10 @@ def ask_of(fact: Fact) -> OpenAsk:
         path=fact.path,
         kind=fact.data["kind"],
         name=fact.data["name"],
-        what=str(args.get("name") or fact.data["name"]),
+        what=str(args.get("name") or args.get("type") or fact.data["name"]),
         do=str(args.get("do") or ""),
         asked_at=fact.at,
         due=None if due is None else datetime.fromisoformat(due),
+        key=str(args.get("key") or ""),
+        has_undo="undo" in fact.data,
     )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from contracts import strict_json
 from contracts.errors import MalformedJson, NotEncodable, TooLarge
 from contracts.outcome import Outcome
-from orchestrator.core.errors import ENDINGS, STOPPING, Halt, storable
+from orchestrator.core.errors import MESSAGE_OUTCOMES, STOPPING, Halt, storable
 from orchestrator.core.fact import BYSTANDERS, Fact
 from orchestrator.core.machine import Machine
 from orchestrator.store.executions import Mail
@@ -24,12 +25,13 @@ class Inputs:
 
     `acted` are numbers of orders that were obeyed before their turn (a resume must come before everything
     else that a stopped execution got); they are passed when their turn comes. `noted` are those that were
-    written down before it.
+    written down before it. `filled` are paths of waits for which an event has come.
     """
 
     unread: deque[Mail] = field(default_factory=deque[Mail])
     acted: set[int] = field(default_factory=set[int])
     noted: set[int] = field(default_factory=set[int])
+    filled: set[str] = field(default_factory=set[str])
     mail: int = 0
     orders: int = 0
     guard: bool = False
@@ -38,6 +40,7 @@ class Inputs:
 
     def add(self, mail: Sequence[Mail]) -> None:
         self.unread.extend(mail)
+        self.filled.update(one.path for one in mail if one.kind == "event" and one.path is not None)
 
     def committed(self) -> None:
         """What was counted is stored; counting begins anew."""
@@ -48,10 +51,12 @@ class Inputs:
 
     def unread_again(self) -> Inputs:
         """As if nothing had been read or obeyed since the last commit."""
-        return Inputs(deque([*self._taken, *self.unread]), self.acted - self._early, self.noted)
+        unread = deque([*self._taken, *self.unread])
+        return Inputs(unread, self.acted - self._early, self.noted, self.filled)
 
     def feed(self, machine: Machine, now: datetime, *, most: int | None = None) -> None:
-        """Tell `machine` all that has come, at most `most` inputs: mail by arrival, timers by due time.
+        """Tell `machine` all that has come, at most `most` inputs: mail by arrival, timers by due time. Orders are
+        always read to the last one, since nothing may be asked after one that was acknowledged.
 
         Mail comes before a timer on a tie, and the reply to an ask always before that ask's own timeout,
         however late we are: knowledge beats a guess. When things came only decides their order; what the
@@ -59,7 +64,7 @@ class Inputs:
         """
         self._note_orders(machine, now)
         told = 0
-        while most is None or told < most:
+        while most is None or told < most or any(mail.kind == "order" for mail in self.unread):
             due = machine.next_due()
             fires = due is not None and due[0] <= now
             if self.unread and not (fires and due is not None and self._fires_first(due)):
@@ -110,7 +115,8 @@ class Inputs:
 
     def _fires_first(self, due: tuple[datetime, str]) -> bool:
         at, path = due
-        return at < self.unread[0].received_at and all(mail.path != path for mail in self.unread)
+        replied = any(mail.path == path and mail.kind != "event" for mail in self.unread)
+        return at < self.unread[0].received_at and not replied
 
     def _take(self, machine: Machine, now: datetime) -> None:
         mail = self.unread[0]
@@ -134,13 +140,37 @@ class Inputs:
 def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
     """One piece of mail as one fact. What does not fit is `late`, or has no effect; it never fails."""
     data = said(mail)
-    if mail.kind == "order":
+    if mail.kind == "order" and data.get("order") == "cancel":
+        by, words = order_words(data)  # also one that found its execution stopped: it was counted, not obeyed
+        machine.tell("cancel_asked", "", words | {"undo": data.get("undo") is not False}, now, actor=by)
+    elif mail.kind == "order":
         if not obeyed:
             tell_order(machine, mail, data, now)
+    elif mail.kind == "event":
+        tell_event(machine, mail, now)
     elif mail.kind in ("reply", "result"):
         kind = "ended" if mail.epoch == 0 else "late"
         who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
         tell_outcome(machine, kind, mail.path or "", data, now, actor=who)
+
+
+def tell_event(machine: Machine, mail: Mail, now: datetime) -> None:
+    """An event that the execution waits for, or waited for when it came. One whose data no journal can hold counts
+    as received without data, so that whoever waits for it learns that it does not fit.
+    """
+    known: dict[str, Json] = {
+        "type": mail.type,
+        "key": mail.key,
+        "source": mail.source,
+        "id": mail.event_id,
+    }
+    actor = f"sender:{mail.sender}"
+    try:
+        data: Json = strict_json.decode(mail.data or "null", what=f"mail {mail.number}")
+        machine.tell("received", "", known | {"data": data}, now, actor=actor)
+    except (MalformedJson, NotEncodable, TooLarge) as error:
+        unfit = {"code": error.code, "detail": storable(str(error))}
+        machine.tell("received", "", known | {"data": None, "unfit": unfit}, now, actor=actor)
 
 
 def tell_order(machine: Machine, mail: Mail, data: dict[str, Json], now: datetime) -> None:
@@ -179,7 +209,7 @@ def tell_outcome(
 def outcome_in(data: dict[str, Json]) -> Outcome:
     """Raises MalformedJson when `data` is no outcome that a message or a step can have."""
     outcome = Outcome.from_json(data)
-    if outcome.kind != "done" and outcome.kind not in ENDINGS:
+    if outcome.kind not in MESSAGE_OUTCOMES:
         raise MalformedJson("outcome", "/outcome", f"{outcome.kind}, which is for waits")
     return outcome
 

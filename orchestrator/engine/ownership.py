@@ -346,12 +346,14 @@ class Ownership:
             facts=facts,
             taken_back=back,
             inputs=self._inputs,
+            mail_known=self.mail_known,
             before=self._status,
             status=status,
             release=release,
             clock=self._engine.clock,
             wire=self._engine.wire,
         )
+        machine.closed_waits.clear()
         if facts or turn.mail or turn.release:
             if not await self._engine.committer.submit(turn):
                 return None

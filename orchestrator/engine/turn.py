@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from contracts.identifiers import message_id
@@ -12,7 +12,7 @@ from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, message_of
-from orchestrator.store.commits import NewMessage, Turn
+from orchestrator.store.commits import ClosedWait, NewMessage, NewWait, Turn
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -25,10 +25,11 @@ def turn_of(
     claim: Claim,
     *,
     position: int,
-    machine: Machine | None,
+    machine: Machine,
     facts: list[Fact],
     taken_back: Sequence[TakenBack],
     inputs: Inputs,
+    mail_known: int,
     before: Status,
     status: Status,
     release: bool,
@@ -37,12 +38,14 @@ def turn_of(
 ) -> Turn:
     """The turn that takes the execution of `claim` from `position` and status `before` on by `facts`.
 
-    `machine` is what said them; None when nothing but what the engine itself says is committed.
+    `machine` is what said them; `mail_known` is the number of the last mail that was loaded. A turn that ends a wait
+    which no event has filled, or times a message out, is for this mail only: what came meanwhile may change it.
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
-    due = machine.next_due() if machine is not None else None
+    due = machine.next_due()
     asked = [fact for fact in facts if fact.kind == "asked"]
     leaves = any(asks_for_message(fact) for fact in asked)
+    closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)
     return Turn(
         tenant=claim.tenant,
         execution=claim.execution,
@@ -53,25 +56,44 @@ def turn_of(
         mail=inputs.mail,
         orders=inputs.orders,
         status=str(status),
-        undoing=machine is not None and bool(machine.undoing),
+        undoing=bool(machine.undoing),
         release=release or status in RESTING,
-        due=clock.now()
-        if machine is not None and machine.runnable()
-        else due[0]
-        if due is not None
-        else None,
-        guard=inputs.guard,
+        due=clock.now() if machine.runnable() else due[0] if due is not None else None,
+        guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
         asks=bool(asked),
         messages=messages_of(asked, identity_of(claim, machine), wire) if leaves else [],
         taken_back=[
             (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
             for one in taken_back
+            if one.position <= position + len(facts)
         ],
+        waits=new_waits(machine, position=position, last=position + len(facts)) if asked else [],
+        closed_waits=closed,
     )
 
 
-def identity_of(claim: Claim, machine: Machine | None) -> Identity:
-    started = machine.started if machine is not None else {}
+def new_waits(machine: Machine, *, position: int, last: int) -> list[NewWait]:
+    """Waits for events that were asked after `position`, up to `last`, and are still open."""
+    return [
+        NewWait(ask.path, ask.args["type"], ask.args["key"])
+        for _, ask in machine.open.values()
+        if ask.is_event and position < ask.position <= last
+    ]
+
+
+def closed_waits(machine: Machine, *, position: int, last: int, filled: Collection[str]) -> list[ClosedWait]:
+    """Waits that have a row, since they were asked up to `position`, and that facts up to `last` end."""
+    return [
+        ClosedWait(
+            one.ask.path, one.ask.args["type"], one.ask.args["key"], was_open=one.ask.path not in filled
+        )
+        for one in machine.closed_waits
+        if one.ask.position <= position and one.position <= last
+    ]
+
+
+def identity_of(claim: Claim, machine: Machine) -> Identity:
+    started = machine.started
     return Identity(
         tenant=claim.tenant,
         execution=claim.execution,

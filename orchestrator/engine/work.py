@@ -89,8 +89,7 @@ class Work:
             tell(machine, path, result, clock)
         for path in machine.settling(local=True):
             if path not in self._running:
-                error = {"code": "not-running", "detail": "its time ran out while no try of it ran"}
-                machine.tell("ended", path, {"outcome": "unknown", "error": error}, clock.now())
+                machine.tell("ended", path, idle(machine, path), clock.now())
 
     def stored(self) -> None:
         """What was told is committed."""
@@ -106,6 +105,19 @@ class Work:
         running, self._running = self._running, {}
         for task in running.values():
             task.cancel()
+
+
+def idle(machine: Machine, path: str) -> dict[str, Json]:
+    """What became of a step that nobody waits for, and of which no try runs: it may have acted before, unless its
+    asking is not even committed.
+    """
+    if any(fact.kind == "asked" and fact.path == path for fact in machine.new):
+        return {
+            "outcome": "refused",
+            "error": {"code": "never-sent", "detail": "it was withdrawn in the turn that asked"},
+        }
+    detail = "its time ran out, or it was withdrawn, while no try of it ran"
+    return {"outcome": "unknown", "error": {"code": "not-running", "detail": detail}}
 
 
 def tell(machine: Machine, path: str, result: Result, clock: Clock) -> None:
