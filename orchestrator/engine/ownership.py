@@ -346,6 +346,7 @@ class Ownership:
             facts=facts,
             taken_back=back,
             inputs=self._inputs,
+            loaded=self.mail_known,
             before=self._status,
             status=status,
             release=release,

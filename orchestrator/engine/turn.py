@@ -29,6 +29,7 @@ def turn_of(
     facts: list[Fact],
     taken_back: Sequence[TakenBack],
     inputs: Inputs,
+    loaded: int,
     before: Status,
     status: Status,
     release: bool,
@@ -37,7 +38,8 @@ def turn_of(
 ) -> Turn:
     """The turn that takes the execution of `claim` from `position` and status `before` on by `facts`.
 
-    `machine` is what said them; None when nothing but what the engine itself says is committed.
+    `machine` is what said them; None when nothing but what the engine itself says is committed. `loaded` is the
+    number of the last mail that was read into `inputs`.
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
     due = machine.next_due() if machine is not None else None
@@ -60,7 +62,7 @@ def turn_of(
         else due[0]
         if due is not None
         else None,
-        guard=inputs.guard,
+        guard=loaded if inputs.guard else None,
         asks=bool(asked),
         messages=messages_of(asked, identity_of(claim, machine), wire) if leaves else [],
         taken_back=[
