@@ -12,7 +12,7 @@ import psycopg
 
 from contracts.observer import Observer
 from orchestrator.engine.lease import Lease
-from orchestrator.store.commits import Turn, commit, committed
+from orchestrator.store.commits import KEYS_MAX, EventKey, Turn, commit, committed, keys_locked
 from orchestrator.store.database import Connection, Pool, is_bad_data, is_transient
 
 LANES: Final = 2
@@ -91,7 +91,18 @@ class Committer:
             share = len(self._waiting) if self._is_quiet else -(-len(self._waiting) // self._idle)
         finally:
             self._idle -= 1
-        return [self._waiting.popleft() for _ in range(min(share, BATCH_MAX))]
+        return self._next(min(share, BATCH_MAX))
+
+    def _next(self, most: int) -> list[Waiting]:
+        """Up to `most` of what waits, as far as one transaction may lock their event keys; at least one turn."""
+        batch: list[Waiting] = []
+        keys: set[EventKey] = set()
+        while self._waiting and len(batch) < most:
+            keys |= keys_locked(self._waiting[0][0])
+            if batch and len(keys) > KEYS_MAX:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
 
     @property
     def _is_worth_a_lane(self) -> bool:

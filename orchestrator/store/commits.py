@@ -26,12 +26,33 @@ class NewMessage:
     expires_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class NewWait:
+    """A wait for an event of `type` and `key` that a turn registers: the first such event is mail for its path."""
+
+    path: str
+    type: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWait:
+    """A wait that a turn deletes. `was_open`: by what the worker has loaded, no event has filled it."""
+
+    path: str
+    type: str
+    key: str
+    was_open: bool
+
+
 @dataclass(slots=True)
 class Turn:
     """What one execution wants to commit, and what must still be true of its row for that.
 
     `position` is that of its last committed fact. `mail` and `orders` count what the turn has read. With
-    `guard`, it commits only if no further mail has come; with `asks`, only if no further order has.
+    `guard`, the number of the last mail that the worker has loaded, it commits only if no other mail has come;
+    with `asks`, only if no further order has. A turn that closes a wait that was open needs its guard, and one
+    that ends its execution closes all of its waits.
     """
 
     tenant: int
@@ -46,10 +67,28 @@ class Turn:
     undoing: bool
     release: bool
     due: datetime | None
-    guard: bool
+    guard: int | None
     asks: bool
     messages: list[NewMessage] = field(default_factory=list)
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
+    waits: list[NewWait] = field(default_factory=list)
+    closed_waits: list[ClosedWait] = field(default_factory=list)
+
+
+EventKey = tuple[int, str, str]
+"""What events are locked by: tenant, type, key."""
+
+KEYS_MAX: Final = 256
+"""Event keys that one transaction locks: they are held in memory that the whole server shares."""
+
+
+def keys_locked(turn: Turn) -> set[EventKey]:
+    """The event keys that the commit of `turn` locks: of waits that may meet an event meanwhile."""
+    if not turn.waits and not turn.closed_waits:
+        return set()
+    return {(turn.tenant, wait.type, wait.key) for wait in turn.waits} | {
+        (turn.tenant, wait.type, wait.key) for wait in turn.closed_waits if wait.was_open
+    }
 
 
 COMMIT: Final[LiteralString] = """
@@ -58,7 +97,7 @@ COMMIT: Final[LiteralString] = """
              %(me)s::uuid, %(now)s::timestamptz,
              %(t_tenant)s::int[], %(t_id)s::uuid[], %(t_fence)s::bigint[], %(t_position)s::bigint[],
              %(t_facts)s::int[], %(t_mail)s::int[], %(t_orders)s::int[], %(t_status)s::text[], %(t_epoch)s::int[],
-             %(t_undoing)s::bool[], %(t_release)s::bool[], %(t_due)s::timestamptz[], %(t_guard)s::bool[],
+             %(t_undoing)s::bool[], %(t_release)s::bool[], %(t_due)s::timestamptz[], %(t_guard)s::int[],
              %(t_asks)s::bool[],
              %(j_tenant)s::int[], %(j_id)s::uuid[], %(j_position)s::bigint[], %(j_fence)s::bigint[],
              %(j_path)s::text[], %(j_kind)s::text[], %(j_payload)s::jsonb[], %(j_actor)s::text[],
@@ -67,7 +106,11 @@ COMMIT: Final[LiteralString] = """
              %(o_once)s::bool[], %(o_endpoint)s::text[], %(o_lane)s::text[], %(o_body)s::bytea[],
              %(o_expires)s::timestamptz[],
              %(b_tenant)s::int[], %(b_id)s::uuid[], %(b_position)s::bigint[], %(b_fence)s::bigint[],
-             %(b_message)s::uuid[])
+             %(b_message)s::uuid[],
+             %(w_tenant)s::int[], %(w_id)s::uuid[], %(w_epoch)s::int[], %(w_path)s::text[], %(w_type)s::text[],
+             %(w_key)s::text[],
+             %(x_tenant)s::int[], %(x_id)s::uuid[], %(x_path)s::text[],
+             %(k_tenant)s::int[], %(k_type)s::text[], %(k_key)s::text[])
 """
 
 
@@ -76,9 +119,9 @@ async def commit(
 ) -> dict[str, bool]:
     """Commit `turns` (one per execution) as worker `me`: one statement, one transaction (in autocommit).
 
-    Returns the executions whose row matched owner, fence, position and guards, each with whether it wants to
-    move again at once. Nothing at all was written for the others. `now` is for tests. The function
-    `waypost.commit_turns` says how.
+    Together they lock at most KEYS_MAX event keys, or one of them alone does. Returns the executions whose row
+    matched owner, fence, position and guards, each with whether it wants to move again at once. Nothing at all was
+    written for the others. `now` is for tests. The function `waypost.commit_turns` says how.
     """
     cursor = await conn.execute(COMMIT, columns(turns) | {"me": me, "now": now}, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
@@ -86,11 +129,14 @@ async def commit(
 
 
 def columns(turns: Sequence[Turn]) -> dict[str, object]:
-    """`turns`, their facts, their messages and what they take back, column by column."""
+    """`turns`, their facts, messages and waits, and what they take back, column by column."""
     assert len({turn.execution for turn in turns}) == len(turns), "one turn per execution and batch"
     facts = [(turn, fact) for turn in turns for fact in turn.facts]
     messages = [(turn, message) for turn in turns for message in turn.messages]
     back = [(turn, position, message) for turn in turns for position, message in turn.taken_back]
+    waits = [(turn, wait) for turn in turns for wait in turn.waits]
+    closed = [(turn, wait) for turn in turns for wait in turn.closed_waits]
+    keys = sorted({key for turn in turns for key in keys_locked(turn)})
     return {
         "t_tenant": arrays.plain([t.tenant for t in turns]),
         "t_id": arrays.plain([t.execution for t in turns]),
@@ -104,7 +150,7 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "t_undoing": arrays.flags([t.undoing for t in turns]),
         "t_release": arrays.flags([t.release for t in turns]),
         "t_due": arrays.times([t.due for t in turns]),
-        "t_guard": arrays.flags([t.guard for t in turns]),
+        "t_guard": arrays.plain([t.guard for t in turns]),
         "t_asks": arrays.flags([t.asks for t in turns]),
         "j_tenant": arrays.plain([t.tenant for t, _ in facts]),
         "j_id": arrays.plain([t.execution for t, _ in facts]),
@@ -130,6 +176,18 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "b_position": arrays.plain([position for _, position, _ in back]),
         "b_fence": arrays.plain([t.fence for t, _, _ in back]),
         "b_message": arrays.plain([message for _, _, message in back]),
+        "w_tenant": arrays.plain([t.tenant for t, _ in waits]),
+        "w_id": arrays.plain([t.execution for t, _ in waits]),
+        "w_epoch": arrays.plain([t.epoch for t, _ in waits]),
+        "w_path": arrays.texts([w.path for _, w in waits]),
+        "w_type": arrays.texts([w.type for _, w in waits]),
+        "w_key": arrays.texts([w.key for _, w in waits]),
+        "x_tenant": arrays.plain([t.tenant for t, _ in closed]),
+        "x_id": arrays.plain([t.execution for t, _ in closed]),
+        "x_path": arrays.texts([w.path for _, w in closed]),
+        "k_tenant": arrays.plain([tenant for tenant, _, _ in keys]),
+        "k_type": arrays.texts([kind for _, kind, _ in keys]),
+        "k_key": arrays.texts([key for _, _, key in keys]),
     }
 
 

@@ -129,7 +129,12 @@ def payload_of(kind: str, text: str | None) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """Something that an execution got, at `number` of its mail. `data` is text: it may be anything."""
+    """Something that an execution got, at `number` of its mail, for the ask at `path`.
+
+    `data` is text: it may be anything. Of an event it is the JSON of the CloudEvent's data: any value, not only
+    an object; base64 in a JSON string when they were bytes; None when there were none. `type`, `key` (the
+    event's subject), `source` and `event_id` are those of the event, and None of other mail.
+    """
 
     number: int
     kind: str
@@ -138,6 +143,11 @@ class Mail:
     data: str | None
     sender: str
     received_at: datetime
+    inbox_id: int = 0
+    type: str | None = None
+    key: str | None = None
+    source: str | None = None
+    event_id: str | None = None
 
     def read(self) -> dict[str, Json]:
         """Its data. Raises MalformedJson when that is not strict JSON, or not an object."""
@@ -146,7 +156,10 @@ class Mail:
 
 
 MAIL: Final[LiteralString] = """
-    select m.execution_id::text, m.mail_number, i.kind, m.epoch, m.path, i.data::text, i.sender, i.received_at
+    select m.execution_id::text, m.mail_number, i.kind, m.epoch, m.path, i.data::text, i.sender, i.received_at,
+           i.inbox_id, m.type, m.key,
+           case when i.kind = 'event' then i.source end,
+           case when i.kind = 'event' then i.event_id end
       from unnest(%(tenants)s::int[], %(ids)s::uuid[], %(read)s::int[]) as t(tenant_id, execution_id, mail_read)
       join waypost.mail m
         on m.tenant_id = t.tenant_id and m.execution_id = t.execution_id and m.mail_number > t.mail_read

@@ -63,7 +63,7 @@ def turn_of(claim: executions.Claim, **more: Any) -> Turn:
     base: dict[str, Any] = {
         "tenant": claim.tenant, "execution": claim.execution, "fence": claim.fence, "position": claim.position,
         "epoch": 0, "facts": [], "mail": 0, "orders": 0, "status": "open", "undoing": False, "release": True,
-        "due": None, "guard": False, "asks": False,
+        "due": None, "guard": None, "asks": False,
     }  # fmt: skip
     return Turn(**(base | more))
 
@@ -115,7 +115,7 @@ async def test_a_reply_that_comes_while_the_timeout_is_being_committed_wins(
     submit, posted = Committer.submit, asyncio.Event()
 
     async def late(self: Committer, turn: Turn) -> bool:
-        if turn.guard and not posted.is_set():
+        if turn.guard is not None and not posted.is_set():
             posted.set()
             await reply(conn, "charge", Outcome("done", {"charge": "ch"}), execution=UUID(turn.execution))
         return await submit(self, turn)

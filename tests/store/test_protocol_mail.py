@@ -32,6 +32,9 @@ from tests.store.world import (
     settle,
     start,
     state_of,
+    wait,
+    waiting,
+    waits_of,
     worker,
 )
 
@@ -42,28 +45,6 @@ pytestmark = pytest.mark.postgres
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
     assert await broken(conn, scripted=True) == []
-
-
-async def waiting_for(conn: Connection, *paths: str, key: str = "k", start_as: UUID | None = None) -> UUID:
-    """An execution with open waits for events of type `paid` and `key`, oldest first."""
-    execution = start_as or await begun(conn)
-    for path in paths:
-        await conn.execute(
-            "insert into waypost.wait (tenant_id, execution_id, path, type, key)"
-            " values (1, %s, %s, 'paid', %s)",
-            (execution, path, key),
-        )
-    return execution
-
-
-async def waits_of(conn: Connection, execution: UUID) -> list[tuple[str, str | None]]:
-    """Each wait with the event that fills it."""
-    return await rows(
-        conn,
-        "select w.path, i.event_id from waypost.wait w left join waypost.inbox i using (inbox_id)"
-        " where w.execution_id = %s order by w.wait_id",
-        execution,
-    )
 
 
 async def test_a_reply_reaches_the_execution_that_sent_the_message_and_wakes_it(conn: Connection) -> None:
@@ -172,9 +153,9 @@ async def test_an_event_that_nobody_waits_for_goes_on_the_shelf(conn: Connection
 
 
 async def test_an_event_fills_the_oldest_open_wait_of_each_execution(conn: Connection) -> None:
-    one = await waiting_for(conn, "a", "b")
-    other = await waiting_for(conn, "c")
-    elsewhere = await waiting_for(conn, "d", key="another")
+    one = await waiting(conn, wait("a"), wait("b"))
+    other = await waiting(conn, wait("c"))
+    elsewhere = await waiting(conn, wait("d", key="another"))
 
     await posted(conn, event("e1"))
 
@@ -191,8 +172,8 @@ async def test_an_event_fills_the_oldest_open_wait_of_each_execution(conn: Conne
 async def test_events_of_one_batch_fill_waits_in_their_order_and_the_rest_stays_on_the_shelf(
     conn: Connection,
 ) -> None:
-    one = await waiting_for(conn, "a", "b")
-    other = await waiting_for(conn, "c")
+    one = await waiting(conn, wait("a"), wait("b"))
+    other = await waiting(conn, wait("c"))
 
     await posted(conn, event("e1"), event("e2"), event("e3"))
 
@@ -210,7 +191,7 @@ async def test_events_of_one_batch_fill_waits_in_their_order_and_the_rest_stays_
 
 
 async def test_a_filled_wait_gets_no_second_event(conn: Connection) -> None:
-    execution = await waiting_for(conn, "a")
+    execution = await waiting(conn, wait("a"))
     await posted(conn, event("e1"))
 
     await posted(conn, event("e2"))
@@ -232,8 +213,8 @@ async def test_mail_numbers_have_no_gap(conn: Connection) -> None:
 @pytest.mark.parametrize("status", ["paused", "held"])
 async def test_only_an_order_wakes_who_is_paused_or_held(conn: Connection, status: str) -> None:
     holder = await held(conn)
-    execution = await waiting_for(conn, "a", start_as=holder.execution)
-    assert await commit(conn, holder, holder.turn(status=status))
+    execution = holder.execution
+    assert await commit(conn, holder, holder.turn(status=status, waits=[wait("a")]))
 
     await posted(conn, event("e1"))
     assert not await is_due(conn, execution)

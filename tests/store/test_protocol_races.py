@@ -44,6 +44,8 @@ from tests.store.world import (
     settle,
     start,
     state_of,
+    wait,
+    waiting,
     worker,
 )
 
@@ -95,7 +97,7 @@ async def test_a_reply_and_a_timeout_are_decided_by_the_row(
 ) -> None:
     """A turn that fires a timeout carries guard: it does not commit over a reply that it has not read."""
     holder, message_id = await held_with_message(conn)
-    timeout = holder.turn(("ended", "pay", {"outcome": "timed_out"}), guard=True)
+    timeout = holder.turn(("ended", "pay", {"outcome": "timed_out"}), guard=0)
 
     [got], matched = await run(
         dsn,
@@ -212,12 +214,7 @@ async def test_an_event_goes_to_a_wait_once_whatever_came_first(
     conn: Connection, dsn: str, *, reverse: bool
 ) -> None:
     """Two events of one key, and one open wait: it is filled by one, and the other stays on the shelf."""
-    execution = await begun(conn)
-    await conn.execute(
-        "insert into waypost.wait (tenant_id, execution_id, path, type, key)"
-        " values (1, %s, 'a', 'paid', 'k')",
-        (execution,),
-    )
+    execution = await waiting(conn, wait("a"))
 
     await run(dsn, lambda c: posted(c, event("e1")), lambda c: posted(c, event("e2")), reverse=reverse)
 

@@ -217,12 +217,12 @@ async def test_a_release_wakes_for_what_came_meanwhile(
     assert await is_due(conn, holder.execution) == wakes
 
 
-async def test_a_turn_with_a_guard_waits_for_mail_that_it_has_not_read(conn: Connection) -> None:
+async def test_a_turn_with_a_guard_waits_for_mail_that_was_not_loaded(conn: Connection) -> None:
     holder = await held(conn)
     await posted(conn, order("o1", holder.execution))
 
-    assert not await commit(conn, holder, holder.turn(guard=True))
-    assert await commit(conn, holder, holder.turn(guard=True, mail=1, orders=1))
+    assert not await commit(conn, holder, holder.turn(guard=0))
+    assert await commit(conn, holder, holder.turn(guard=1))
 
 
 async def test_a_turn_that_asks_waits_for_orders_that_it_has_not_read(conn: Connection) -> None:

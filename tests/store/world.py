@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 from orchestrator.core.fact import Fact
 from orchestrator.store import commits, executions, workers
-from orchestrator.store.commits import NewMessage, Turn
+from orchestrator.store.commits import ClosedWait, NewMessage, NewWait, Turn
 from receiver.inbox import MailItem, Posted, post
 from tests.waiting import until
 
@@ -53,10 +53,12 @@ class Held:
         status: str = "open",
         release: bool = True,
         due: datetime | None = None,
-        guard: bool = False,
+        guard: int | None = None,
         asks: bool = False,
         messages: Sequence[NewMessage] = (),
         take_back: Sequence[UUID] = (),
+        waits: Sequence[NewWait] = (),
+        closes: Sequence[ClosedWait] = (),
     ) -> Turn:
         """A turn that writes `facts` (kind, path, data), or one that says nothing in particular."""
         written = facts or (("ended", "step", {}),)
@@ -81,6 +83,8 @@ class Held:
             asks=asks,
             messages=list(messages),
             taken_back=[(self.position + len(made), message) for message in take_back],
+            waits=list(waits),
+            closed_waits=list(closes),
         )
 
 
@@ -100,6 +104,14 @@ def message(
         at_most_once=at_most_once,
         expires_at=expires_at,
     )
+
+
+def wait(path: str, *, key: str = "k", type: str = "paid") -> NewWait:  # noqa: A002  # its name
+    return NewWait(path, type, key)
+
+
+def closed(path: str, *, key: str = "k", was_open: bool = False) -> ClosedWait:
+    return ClosedWait(path, "paid", key, was_open)
 
 
 def item(
@@ -212,6 +224,13 @@ async def held(conn: Connection) -> Held:
 async def commit(conn: Connection, holder: Held, turn: Turn) -> bool:
     """Commit one turn; whether its row matched."""
     return str(holder.execution) in await commits.commit(conn, [turn], me=holder.me)
+
+
+async def waiting(conn: Connection, *waits: NewWait, holder: Held | None = None) -> UUID:
+    """An execution that waits for events, in this order, and for nothing else."""
+    holder = holder or await held(conn)
+    assert await commit(conn, holder, holder.turn(waits=waits))
+    return holder.execution
 
 
 async def sent(
@@ -332,6 +351,17 @@ async def mail_of(conn: Connection, execution: UUID) -> list[str]:
         execution,
     )
     return [text for (text,) in found]
+
+
+async def waits_of(conn: Connection, execution: UUID) -> list[tuple[str, str | None]]:
+    """Each wait, oldest first, with the event that fills it."""
+    found = await rows(
+        conn,
+        "select w.path, i.event_id from waypost.wait w left join waypost.inbox i using (inbox_id)"
+        " where w.execution_id = %s order by w.wait_id",
+        execution,
+    )
+    return [(path, event_id) for path, event_id in found]
 
 
 async def state_of(conn: Connection, message_id: UUID) -> str:
