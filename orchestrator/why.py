@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import Status
@@ -16,6 +16,8 @@ from orchestrator.explanation import Code, Explanation, journal, unknown
 from orchestrator.store.situation import Situation
 from orchestrator.waits import later, subject, waiting
 from orchestrator.words import failure, when
+
+Json = Any
 
 
 def explain(it: Situation, now: datetime) -> Explanation:
@@ -61,10 +63,21 @@ def finished(it: Situation, now: datetime) -> Explanation:
         case Status.FAILED:
             sentence = f"It failed at {at} with {error}{left or '; nothing was there to undo'}."
         case Status.CANCELLED:
-            sentence = f"It was cancelled at {at}{left}."
+            sentence = f"It was cancelled at {at}{because(said)}{undone(said)}{left}."
         case _:
             raise unknown(it, f"status {row.status}")
     return Explanation(Code(row.status), sentence, since=row.finished_at)
+
+
+def because(said: dict[str, Json]) -> str:
+    """Why it was cancelled, when somebody gave a reason."""
+    reason = said.get("reason")
+    return f" ({reason})" if reason and reason != "cancelled" else ""
+
+
+def undone(said: dict[str, Json]) -> str:
+    count = said.get("undone")
+    return f"; {count} {'step is' if count == 1 else 'steps are'} undone" if count else ""
 
 
 BROKEN: Final = {

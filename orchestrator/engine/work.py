@@ -108,10 +108,10 @@ class Work:
 
 
 def idle(machine: Machine, path: str) -> dict[str, Json]:
-    """What became of a step that nobody waits for, and of which no try runs: it may have acted before, unless its
-    asking is not even committed.
+    """What became of a step that nobody waits for, and of which no try runs: it may have acted before, unless it was
+    withdrawn in the very turn that asked for it.
     """
-    if any(fact.kind == "asked" and fact.path == path for fact in machine.new):
+    if {"asked", "withdrawn"} <= {fact.kind for fact in machine.new if fact.path == path}:
         return {
             "outcome": "refused",
             "error": {"code": "never-sent", "detail": "it was withdrawn in the turn that asked"},

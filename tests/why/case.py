@@ -35,6 +35,12 @@ def asked_call(*, due: float = 300, kind: str = "call", path: str = "charge") ->
     )  # fmt: skip
 
 
+def asked_event(*, key: str = "order-7", due: float | None = None) -> Said:
+    until = {} if due is None else {"due": at(due).isoformat()}
+    args = {"type": "payment.succeeded", "key": key}
+    return ("asked", "paid", {"kind": "event", "name": "paid", "args": args} | until)
+
+
 def asked_step(kind: str = "step", path: str = "pack") -> Said:
     return ("asked", path, {"kind": kind, "name": "pack", "args": {"do": "step", "name": "shop:pack"}})
 

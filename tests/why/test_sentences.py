@@ -21,6 +21,7 @@ from tests.why.case import (
     NOW,
     TRIED,
     asked_call,
+    asked_event,
     asked_step,
     at,
     attempted,
@@ -56,6 +57,8 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("worker-lost", case(worker=replace(LIVING, dead_at=at(-1)))),
     ("taken-over", case(CALL, ("orphaned", "", {}), wake=30)),
     ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
+    ("awaiting-event", case(asked_event())),
+    ("awaiting-event", case(asked_event(key="", due=300))),
     ("step-retry", case(asked_step(), attempted(2, 45))),
     ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
     ("to-be-sent", case(CALL, messages=[MESSAGE])),
@@ -82,6 +85,10 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("settling", case(
         asked_call(due=-9), TIMED_OUT, wake=None, messages=[replace(TRIED, state="stopping", lease_until=at(11))],
     )),
+    ("settling", case(
+        CALL, ("withdrawn", "charge", {"kind": "call", "name": "charge"}), undoing=True, wake=None,
+        messages=[replace(TRIED, state="stopping", lease_until=at(11))],
+    )),
     ("ordered", replace(held("limit"), row=replace(held("limit").row, wake_at=at(-1)))),
     ("paused", case(CALL, status="paused", wake=None)),
     *((code, held(code)) for code in sorted(STOPPED)),
@@ -96,7 +103,9 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("compensated", ended("compensated", error=BOOM, undone=2)),
     ("failed", ended("failed", error={"code": "declined"})),
     ("failed", ended("failed", error=BOOM, undone=1, stands=["reserve", "charge"])),
-    ("cancelled", ended("cancelled")),
+    ("cancelled", ended("cancelled", reason="cancelled")),
+    ("cancelled", ended("cancelled", reason="wrong address", undone=2)),
+    ("cancelled", ended("cancelled", reason="wrong address", undone=1, stands=["charge"])),
 ]  # fmt: skip
 
 GOLDEN: Final = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").strip().split("\n\n")
