@@ -9,7 +9,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from contracts import Command, Refused
-from orchestrator import Context, Retry, StepRefused, local, seconds, workflow
+from orchestrator import (
+    Context,
+    Elapsed,
+    Event,
+    Retry,
+    StepRefused,
+    TimedOut,
+    local,
+    seconds,
+    workflow,
+)
 from orchestrator.flows import Flows
 
 CALLS: list[tuple[Any, ...]] = []
@@ -156,4 +166,98 @@ async def patient(ctx: Context, n: int) -> str:
     return "done"
 
 
-FLOWS = Flows([three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks])
+class Paid(Event, type="payment.succeeded", key="order"):
+    order: str
+    amount: int = 0
+
+
+class Declined(Event, type="payment.failed", key="order"):
+    order: str
+
+
+@workflow(name="hears", version="1")
+async def hears(ctx: Context, order: str) -> int:
+    """Waits for two payments of one order, one after the other."""
+    first = await ctx.event(Paid, key=order)
+    second = await ctx.event(Paid, key=order)
+    return first.amount * 10 + second.amount
+
+
+@workflow(name="either", version="1")
+async def either(ctx: Context, order: str) -> str:
+    match await ctx.first(
+        ctx.event(Paid, key=order), ctx.event(Declined, key=order), ctx.sleep(seconds(3600))
+    ):
+        case Paid(amount=amount):
+            return f"paid {amount}"
+        case Declined():
+            return "declined"
+        case Elapsed():
+            return "nothing came"
+
+
+@workflow(name="hastens", version="1")
+async def hastens(ctx: Context, order: str) -> str:
+    try:
+        await ctx.event(Paid, key=order, timeout=seconds(0.05))
+    except TimedOut:
+        late = await ctx.event(Paid, key=order)
+        return f"late {late.amount}"
+    return "in time"
+
+
+@workflow(name="beside", version="1")
+async def beside(ctx: Context, order: str) -> list[int]:
+    """A local step and two waits side by side; the step ends while the waits stay open."""
+    done, one, two = await ctx.all(
+        ctx.step(double, 1), ctx.event(Paid, key=order), ctx.event("other", key=order)
+    )
+    return [done, one.amount, two]
+
+
+@workflow(name="joins", version="1")
+async def joins(ctx: Context, n: int) -> list[int]:
+    return list(await ctx.all(*(ctx.step(triple, n + i, undo=local(undo_double, n + i)) for i in range(5))))
+
+
+@workflow(name="races", version="1")
+async def races(ctx: Context, order: str) -> str:
+    """The charge loses against the event: it is withdrawn, and undone if it may have left."""
+    charge = Charge(order=order)
+    winner = await ctx.first(ctx.event(Declined, key=order), ctx.call(charge, undo=charge.refund))
+    return type(winner).__name__
+
+
+@workflow(name="nests", version="1")
+async def nests(ctx: Context, n: int) -> str:
+    await ctx.step(double, 0, undo=local(undo_double, 0))
+    try:
+        async with ctx.saga("by-air"):
+            await ctx.all(
+                ctx.step(double, n, undo=local(undo_double, n)),
+                ctx.step(double, n + 1, undo=local(undo_double, n + 1)),
+            )
+            await ctx.step(declines, "full")
+    except StepRefused:
+        await ctx.step(double, n + 2, undo=local(undo_double, n + 2), name="by-rail")
+    ctx.pivot()
+    return "there"
+
+
+@workflow(name="tidies", version="1")
+async def tidies(ctx: Context, order: str) -> str:
+    """Waits until it is cancelled; then it tidies up, and what it did is undone."""
+    await ctx.step(double, 1, undo=local(undo_double, 1))
+    try:
+        await ctx.event(Paid, key=order)
+    finally:
+        await ctx.step(triple, 7, name="tidy")
+    return "paid"
+
+
+FLOWS = Flows(
+    [
+        three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks, hears, either, hastens,
+        beside, joins, races, nests, tidies,
+    ]
+)  # fmt: skip

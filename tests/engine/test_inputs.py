@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Context, OutcomeUnknown, command, hours, minutes, seconds, workflow
+from orchestrator import Context, OutcomeUnknown, TimedOut, command, hours, minutes, seconds, workflow
 from orchestrator.core.errors import ProgramFault
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
@@ -104,6 +104,83 @@ def test_a_timer_that_is_not_due_does_not_fire() -> None:
     fed(machine, now=NOON + minutes(10) - seconds(1))
 
     assert told(machine) == []
+
+
+@workflow(name="hears", version="1")
+async def hears(ctx: Context, n: int) -> str:
+    try:
+        return await ctx.event("paid", key="A", timeout=minutes(5))
+    except TimedOut:
+        return "late " + await ctx.event("paid", key="A")
+
+
+def paid(number: int, *, at: datetime, path: str = "paid", data: str | None = '"by card"') -> Mail:
+    return Mail(
+        number,
+        "event",
+        0,
+        path,
+        data,
+        "bank",
+        at,
+        type="paid",
+        key="A",
+        source="/b",
+        event_id="e",
+        inbox_id=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrived", "result"),
+    [(minutes(4), "by card"), (minutes(5), "by card"), (minutes(6), "late by card")],
+    ids=["before", "at the same time", "after"],
+)
+def test_an_event_and_the_timeout_of_its_wait_are_merged_by_time_however_late_we_are(
+    arrived: Any, result: str
+) -> None:
+    machine = started(hears)
+
+    inputs = fed(machine, paid(1, at=NOON + arrived))
+
+    assert (machine.result, inputs.filled) == (result, {"paid"})
+
+
+@pytest.mark.parametrize("data", ['{"a": 1, "a": 2}', "[NaN]", None], ids=["twice", "NaN", "none"])
+def test_an_event_that_no_journal_can_hold_counts_as_one_without_data(data: str | None) -> None:
+    machine = started(hears)
+
+    fed(machine, paid(1, at=NOON, data=data))
+
+    assert machine.result is None
+    assert told(machine) == ["received", "ended paid", "finished"]
+
+
+def test_an_order_to_cancel_is_read_with_the_mail_before_it_even_one_input_at_a_time() -> None:
+    machine = started(naps)
+    inputs = Inputs()
+    inputs.add([done(1, "x"), order(2, order="cancel")])
+
+    inputs.feed(machine, NOON, most=1)
+
+    machine.evict()
+    assert (told(machine), inputs.mail, inputs.orders) == (
+        ["late x", "cancel_asked", "withdrawn sleep", "finished"],
+        2,
+        1,
+    )
+
+
+def test_an_order_to_cancel_that_found_its_execution_stopped_is_not_lost() -> None:
+    machine = started(naps)
+    inputs = Inputs(acted={1})
+    inputs.add([order(1, order="cancel", undo=False)])
+
+    inputs.feed(machine, NOON)
+
+    machine.evict()
+    assert told(machine) == ["cancel_asked", "withdrawn sleep", "finished"]
+    assert (inputs.mail, inputs.orders) == (1, 0)
 
 
 def test_a_reply_comes_before_its_own_timeout_however_late_we_are() -> None:
