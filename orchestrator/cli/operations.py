@@ -278,7 +278,8 @@ async def resolve_one(args: Namespace, settings: Settings) -> None:
 def decided(args: Namespace, what: str) -> int:
     if args.output == "json":
         said = {name: getattr(args, name) for name in ("path", "verdict", "by", "reason") if name in args}
-        say(as_json({"execution_id": args.id, "order": args.command, **said}))
+        undo = {"undo": not args.no_undo} if "no_undo" in args else {}
+        say(as_json({"execution_id": args.id, "order": args.command, **undo, **said}))
     else:
         note(f"{args.id} {what}; `waypost show {args.id}` shows what becomes of it.")
     return Exit.OK

@@ -50,6 +50,8 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         ("endpoint", "add", "payments"),
         ("endpoint", "add", "payments", "https://a.example", "--timeout", "soon"),
         ("resume", str(uuid4())),
+        ("cancel", str(uuid4())),
+        ("cancel", "order-1", "--by", "ada", "--reason", "x"),
         ("resolve", str(uuid4()), "charge", "maybe", "--by", "ada", "--reason", "x"),
         ("migrate", "--check", "--print-sql"),
     ],
@@ -394,6 +396,7 @@ def test_an_unknown_execution_is_not_found(run: Run) -> None:
         run("show", unknown),
         run("why", unknown),
         run("resume", unknown, "--by", "ada", "--reason", "x"),
+        run("cancel", unknown, "--by", "ada", "--reason", "x"),
         run("resolve", unknown, "charge", "done", "--by", "ada", "--reason", "x"),
     ):
         assert (said.code, said.out) == (4, "")
@@ -409,6 +412,27 @@ def test_what_does_not_need_a_decision_is_refused_with_5(run: Run) -> None:
     ):
         assert (said.code, said.out) == (5, "")
         assert "held" in one_line(said) or "waits" in one_line(said)
+
+
+def test_an_order_to_cancel_is_mail_with_a_name_and_a_reason(run: Run, dsn: str) -> None:
+    execution = run("start", "order", "--input", ORDER).out.strip()
+
+    said = run("cancel", execution, "--by", "ada", "--reason", "wrong address")
+    data = run("cancel", execution, "--no-undo", "--by", "ada", "--reason", "keep it", "-o", "json").json
+
+    assert (said.code, said.out) == (0, "")
+    assert f"{execution} is asked to end; `waypost show {execution}` shows what becomes of it." in said.err
+    assert data == {
+        "execution_id": execution, "order": "cancel", "undo": False, "by": "ada", "reason": "keep it",
+    }  # fmt: skip
+    with psycopg.connect(dsn) as conn:
+        orders = conn.execute(
+            "select data from waypost.inbox where kind = 'order' order by inbox_id"
+        ).fetchall()
+    assert [order for (order,) in orders] == [
+        {"order": "cancel", "undo": True, "by": "ada", "reason": "wrong address"},
+        {"order": "cancel", "undo": False, "by": "ada", "reason": "keep it"},
+    ]
 
 
 def test_the_list_is_a_table_or_json_or_ids_the_newest_first(run: Run) -> None:
