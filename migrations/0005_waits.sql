@@ -37,16 +37,19 @@ declare
     v_count int         := 0;
 begin
     for v_wait in
+        -- Written so that each wait is found by its primary key, and then one event of it: as `exists`, the second would
+        -- be answered by reading the events of all keys once, and the first by the index of open waits.
         select w.tenant_id, w.execution_id, w.path, w.epoch, w.type, w.key
           from unnest(p_tenant, p_execution, p_path) as t(tenant_id, execution_id, path)
           join waypost.wait w using (tenant_id, execution_id, path)
-         where w.inbox_id is null
-           and exists (select 1
-                         from waypost.inbox i
-                        where i.tenant_id = w.tenant_id
-                          and i.type = w.type
-                          and i.key = w.key
-                          and i.kind = 'event')
+         where (w.inbox_id is null) is true
+           and (select true
+                  from waypost.inbox i
+                 where i.tenant_id = w.tenant_id
+                   and i.type = w.type
+                   and i.key = w.key
+                   and i.kind = 'event'
+                 limit 1)
          order by w.wait_id
     loop
         -- stop: wait looked at
@@ -122,7 +125,9 @@ begin
 end $$;
 
 
--- The one door for mail, as 0002 describes it. New here: mail of an event names the wait that it fills.
+-- The one door for mail, as 0002 describes it. New here: mail of an event names the wait that it fills. And new events
+-- are named by what was posted, and marked as taken by their primary key (`is true` is for that): a plan that was made
+-- when the shelf was empty would read all of it otherwise.
 create or replace function waypost.post_mail(
     p_tenant int[], p_kind text[], p_sender text[], p_source text[], p_event text[], p_webhook text[],
     p_type text[], p_key text[], p_digest bytea[], p_data jsonb[],
@@ -275,11 +280,11 @@ begin
                and (o.message_id is not null or x.execution_id is not null)
              union all
             select q.tenant_id, w.execution_id, w.event, w.epoch, w.path, w.path
-              from (select i.tenant_id, i.type, i.key, array_agg(i.inbox_id order by i.inbox_id) as events
-                      from waypost.inbox i
-                     where v_events
-                       and i.inbox_id = any(v_new)
-                       and i.kind = 'event'
+              from (select t.tenant_id, t.type, t.key, array_agg(t.inbox_id order by t.inbox_id) as events
+                      from unnest(p_tenant, p_kind, p_type, p_key, v_inbox, v_outcome)
+                           as t(tenant_id, kind, type, key, inbox_id, outcome)
+                     where t.kind = 'event'
+                       and t.outcome = 'stored'
                      group by 1, 2, 3) q
              cross join lateral (
                    select z.execution_id, z.epoch, z.path, q.events[z.n] as event
@@ -344,9 +349,8 @@ begin
             update waypost.inbox i
                set taken = true
              where v_events
-               and i.kind = 'event'
-               and not i.taken
                and i.inbox_id = any(v_to_inbox)
+               and (i.kind = 'event' and not i.taken) is true
         ),
         r as (
             update waypost.outbox o

@@ -20,7 +20,6 @@ from tests.invariants import broken
 from tests.store.world import (
     Connection,
     Held,
-    Program,
     Start,
     asked,
     begun,
@@ -40,6 +39,7 @@ from tests.store.world import (
     race,
     reply,
     rows,
+    run,
     sent,
     settle,
     start,
@@ -58,13 +58,6 @@ BOTH = pytest.mark.parametrize("reverse", [False, True], ids=["as named", "rever
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
     assert await broken(conn, scripted=True) == []
-
-
-async def run(dsn: str, one: Program, other: Program, *, reverse: bool) -> tuple[Any, Any]:
-    """What `one` and `other` returned, whichever was first."""
-    first, second = (other, one) if reverse else (one, other)
-    won, lost = await race(dsn, first, second)
-    return (lost, won) if reverse else (won, lost)
 
 
 async def held_with_message(conn: Connection) -> tuple[Held, UUID]:

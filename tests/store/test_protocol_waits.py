@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Final, LiteralString
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -247,17 +247,20 @@ async def test_an_event_of_another_type_key_or_tenant_fills_nothing(conn: Connec
     assert await waits_of(conn, execution) == [("a", None)]
 
 
-async def test_an_event_whose_time_on_the_shelf_is_over_is_offered_to_nobody(conn: Connection) -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["before the execution", "after it"])
+async def test_an_event_whose_time_on_the_shelf_is_over_is_offered_to_nobody(
+    conn: Connection, *, before: bool
+) -> None:
+    """The moment at which the first one's time ends is too late for it, and not for the second one."""
+    holder = None if before else await held(conn)
     await posted(conn, event("e1"), now=NOON)
     await posted(conn, event("e2"), now=NOON + HOUR)
     [(over,)] = await rows(conn, "select min(shelf_until) from waypost.inbox")
-    holder = await held(conn)
+    holder = holder or await held(conn)
 
     await commits.commit(conn, [holder.turn(waits=[wait("a")])], me=holder.me, now=over)
 
-    assert await mail_of(conn, holder.execution) == ["event e2"], (
-        "the first one's time was over at this moment"
-    )
+    assert await mail_of(conn, holder.execution) == ["event e2"]
 
 
 @pytest.mark.parametrize("status", ["paused", "held"])
@@ -422,7 +425,14 @@ COUNTS: Final[LiteralString] = """
 
 
 async def test_matching_reads_a_few_rows_however_long_the_shelf(conn: Connection) -> None:
-    """Nothing has analysed the tables; 5,000 events of the key came before, and somebody has them."""
+    """Nothing has analysed the tables, and the session's plans are from when they were empty. Of the key there are
+    5,000 events; somebody has all but the last.
+    """
+    for _ in range(8):
+        await waiting(conn, wait("a", key="other"))
+    await posted(conn, event("e1", key="other"))
+    for _ in range(8):
+        await waiting(conn, wait("a", key="other"))
     await conn.execute(SHELF)
     await conn.execute("update waypost.inbox set taken = false where event_id = 'old 5000'")
     await conn.execute("update waypost.inbox set shelf_until = now() + interval '1 day'")
@@ -437,4 +447,22 @@ async def test_matching_reads_a_few_rows_however_long_the_shelf(conn: Connection
             read[table] = tuples - before[table][1]
         assert await mail_of(conn, holder.execution) == ["event old 5000"]
     assert all(tuples <= 12 for tuples in read.values()), read
-    await conn.execute("delete from waypost.inbox")
+    await conn.execute("delete from waypost.inbox where key = 'k'")
+
+
+async def test_an_event_reads_a_few_rows_however_long_the_shelf(conn: Connection) -> None:
+    """It fills one wait; 5,000 other events that nobody has are on the shelf, of its key too."""
+    for _ in range(8):
+        await waiting(conn, wait("a", key="other"))
+        await posted(conn, event(str(uuid4()), key="other"))
+    execution = await waiting(conn, wait("a", key="new"))
+    await conn.execute(SHELF)
+    await conn.execute("update waypost.inbox set taken = false where key = 'k'")
+
+    async with conn.transaction(force_rollback=True):
+        before = {table: (scans, tuples) for table, scans, tuples in await rows(conn, COUNTS)}
+        await posted(conn, event("e1", key="new"))
+        for table, scans, tuples in await rows(conn, COUNTS):
+            assert scans == before[table][0], f"{table} was read as a whole"
+            assert tuples - before[table][1] <= 12, table
+        assert await mail_of(conn, execution) == ["event e1"]

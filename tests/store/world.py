@@ -412,6 +412,13 @@ async def race(dsn: str, first: Program, second: Program, *, roll_back: bool = F
         return won, await waiting
 
 
+async def run(dsn: str, one: Program, other: Program, *, reverse: bool) -> tuple[Any, Any]:
+    """What `one` and `other` returned, whichever was first."""
+    first, second = (other, one) if reverse else (one, other)
+    won, lost = await race(dsn, first, second)
+    return (lost, won) if reverse else (won, lost)
+
+
 async def until_blocked(
     observer: Connection, conn: Connection, *, by: Connection, unless: asyncio.Future[Any]
 ) -> None:
