@@ -10,6 +10,7 @@ import uvloop
 
 from bench.measure import Count, Plan, keep_in_flight, plan, report, tune
 from bench.waypost_flow import Order, fulfil
+from contracts.observer import COUNTED
 from migrations import runner
 from orchestrator.client import Client
 from orchestrator.flows import Flows
@@ -45,7 +46,7 @@ class Ends:
         del self.awaited[execution]
 
 
-EXPECTED: Final = frozenset({"worker started", "worker draining", "worker stopped"})
+EXPECTED: Final = frozenset({"worker started", "worker draining", "worker stopped", *COUNTED})
 
 
 class Starts:

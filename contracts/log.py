@@ -10,6 +10,7 @@ from typing import Final, cast
 from uuid import UUID
 
 from contracts.errors import shown
+from contracts.observer import COUNTED
 
 FIELD_CHARACTERS_MAX: Final = (
     2000  # of one field; a traceback is cut from its beginning, to keep its last line
@@ -17,7 +18,7 @@ FIELD_CHARACTERS_MAX: Final = (
 
 
 class JsonLines:
-    """Hears moments and gives `write` a line for each.
+    """Hears moments and gives `write` a line for each, but for those that are COUNTED.
 
     `now` is asked for each line; `part` names the process. A field that is an exception is written as its
     class, its message and where it was raised. `write` gets text that ends in a line feed; when it raises,
@@ -32,6 +33,8 @@ class JsonLines:
         self._now = now
 
     def saw(self, moment: str, /, **fields: object) -> None:
+        if moment in COUNTED:
+            return
         line: dict[str, object] = {
             "time": self._now().astimezone(UTC).isoformat(),
             "part": self._part,

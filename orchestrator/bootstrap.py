@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
@@ -32,6 +32,9 @@ from orchestrator.worker import STEP_THREADS, Worker
 from receiver.ingress import Receiver
 from relay.relay import Relay
 from relay.settings import RelaySettings
+
+if TYPE_CHECKING:
+    from orchestrator.telemetry.watch import Watch
 
 T = TypeVar("T")
 
@@ -149,10 +152,18 @@ async def client_over(conn: Connection) -> AsyncGenerator[Client]:
         await asyncio.gather(*given, return_exceptions=True)  # a hint that is lost costs a poll
 
 
+def watch_of(settings: Settings, part: str) -> Watch:
+    """Who counts and answers for a process of `part`."""
+    from orchestrator.telemetry.watch import Watch  # noqa: PLC0415  # commands that end at once need none of it
+
+    return Watch(settings, part, observer(part))
+
+
 async def worker(settings: Settings, modules: Sequence[str]) -> None:
     """A worker, until it is asked to stop."""
     flows = flows_of(settings, modules)
-    said = observer("worker")
+    watch = watch_of(settings, "worker")
+    said = watch.said
     libraries.hear(said)
     collect_less()
     async with (
@@ -171,7 +182,12 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             observer=said,
             blocked=partial(os._exit, BLOCKED_EXIT),
         )
-        await work.run(stop)
+
+        async def lease() -> str | None:
+            return None if work.holds_lease else "not held"
+
+        async with watch.serving(found, stop, lease=lease):
+            await work.run(stop)
     leave_threads()
 
 
@@ -208,7 +224,8 @@ async def vault_of(settings: Settings, pool: Pool) -> Vault:
 
 async def relay(settings: Settings) -> None:
     """A relay, until it is asked to stop."""
-    said = observer("relay")
+    watch = watch_of(settings, "relay")
+    said = watch.said
     libraries.hear(said)
     collect_less()
     async with (
@@ -224,7 +241,8 @@ async def relay(settings: Settings) -> None:
             hint=hints.give,
             hinted=hints.event("outbox"),
         )
-        await work.run(stop)
+        async with watch.serving(found, stop):
+            await work.run(stop)
 
 
 def relay_settings(settings: Settings) -> RelaySettings:
@@ -237,7 +255,8 @@ def relay_settings(settings: Settings) -> RelaySettings:
 
 async def receiver(settings: Settings) -> None:
     """A receiver, until it is asked to stop."""
-    said = observer("receiver")
+    watch = watch_of(settings, "receiver")
+    said = watch.said
     libraries.hear(said)
     collect_less()
     async with (
@@ -246,7 +265,12 @@ async def receiver(settings: Settings) -> None:
         running(Hints(settings.listen_dsn())) as hints,
     ):
         work = Receiver(found, vault=await vault_of(settings, found), observer=said, hint=hints.give)
-        await work.serve(*settings.receiver_addr, stop)
+
+        async def listening() -> str | None:
+            return None if work.listening else "not yet"
+
+        async with watch.serving(found, stop, listening=listening):
+            await work.serve(*settings.receiver_addr, stop)
 
 
 def flows_of(settings: Settings, modules: Sequence[str]) -> Flows:

@@ -27,6 +27,8 @@ Network = IPv4Network | IPv6Network
 LEASE: Final = timedelta(seconds=30)
 LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(minutes=10)
+HEALTH_PORTS: Final = ("worker", "relay", "receiver")
+"""Who takes the first health port, the next and the one after, so that all can run on one machine."""
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE
 EXECUTION_PART_BYTES: Final = len("/executions/") + 36  # what is appended to the source
 
@@ -76,6 +78,11 @@ def address_of(text: str) -> Address:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
         raise ValueError(f"expected HOST:PORT such as 127.0.0.1:8081, found {shown(text)}")
     return Address(host, int(port))
+
+
+def address_or_off(text: str) -> Address | None:
+    """`off` for nowhere."""
+    return None if text == "off" else address_of(text)
 
 
 def networks_of(text: str) -> tuple[Network, ...]:
@@ -174,9 +181,10 @@ class Settings(BaseModel):
     api_addr: Annotated[Address, read(address_of)] = Field(
         default=Address("127.0.0.1", 8080), alias="WAYPOST_API_ADDR"
     )
-    health_addr: Annotated[Address, read(address_of)] = Field(
+    health_addr: Annotated[Address | None, read(address_or_off)] = Field(
         default=Address("127.0.0.1", 8082), alias="WAYPOST_HEALTH_ADDR"
     )
+    """Of a worker. Without it a relay and a receiver take the ports that follow. None: nobody is told."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -218,6 +226,13 @@ class Settings(BaseModel):
 
     def listen_dsn(self) -> str:
         return self.dsn() if self.listen_url is None else self.listen_url.get_secret_value()
+
+    def health_of(self, part: str) -> tuple[Address | None, bool]:
+        """Where `part` says how it is, and whether it must be there: the environment says so, and is right."""
+        address = self.health_addr
+        if "health_addr" in self.model_fields_set or address is None:
+            return address, True
+        return Address(address.host, address.port + HEALTH_PORTS.index(part)), False
 
     def vault(self) -> Vault:
         """Raises SettingsInvalid when there is no key."""

@@ -91,6 +91,7 @@ class Worker:
         self._limits = limits or WorkerLimits()
         self._blocked = blocked
         self._forgetful = forgetful
+        self._lease: Lease | None = None
         self._wire = Wire(source, receiver_url)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
 
@@ -104,6 +105,11 @@ class Worker:
                 await self._incarnation(stop)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether it may write now."""
+        return self._lease is not None and self._lease.holds
 
     # ---- one identity --------------------------------------------------------------------------------------
 
@@ -134,6 +140,7 @@ class Worker:
         claims = Claims(engine, self._pool, flows, appetite)
         engine.reload = claims.reload
         lease.start()
+        self._lease = lease
         self._observer.saw("worker started", worker=me, flows=[f"{n}@{v}" for n, v in self._flows.names()])
         loops: list[Callable[[], Awaitable[None]]] = [
             lambda: self._tick(lease),
@@ -228,6 +235,9 @@ class Worker:
             await asyncio.sleep(self._limits.watch.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
             async with self._pool.connection() as conn:
                 count, found = await situation.stuck(conn, limit=STUCK_SHOWN_MAX)
+                self._observer.saw(
+                    "executions.watched", stuck=await situation.stuck_by(conn) if count else {}
+                )
             if count:
                 self._observer.saw("executions.stuck", count=count, executions=found)
 

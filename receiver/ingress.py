@@ -76,6 +76,7 @@ class Receiver:
         self.at_work = 0
         self.idle = asyncio.Event()
         self.draining = False
+        self.listening = False
 
     def app(self) -> web.Application:
         """The receiver as an application, for other servers; `serve` also bounds what precedes a request."""
@@ -93,6 +94,7 @@ class Receiver:
         async with listen(
             self.handle, host=host, port=port, settings=self.settings, observer=self.observer
         ) as at:
+            self.listening = True
             self.observer.saw("receiver.started", host=host, port=at.port)
             await stop.wait()
             self.observer.saw("receiver.draining", at_work=self.at_work)
@@ -141,7 +143,9 @@ class Receiver:
         sender = await self._authenticate(name, proof, body)
         arrival = Arrival.of(sender, proof.message_id, decode_structured(body), body)
         posted = await self.intake.take(arrival)
-        if posted.outcome != "stored":
+        if posted.outcome == "stored":
+            self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)
+        else:
             self.observer.saw(f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name)
         if posted.outcome == "conflict":
             raise Refusal(409, "conflict")

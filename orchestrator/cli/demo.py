@@ -64,7 +64,10 @@ async def show(settings: Settings, *, stay: bool) -> None:
     progress.line()
     stopping = Stopping(progress)
     async with bootstrap.stopping(stopping) as stop, database(settings, progress) as (dsn, folder):
-        environment = local.environment_of(settings, folder=folder, dsn=dsn, lease=LEASE)
+        environment = {
+            **local.environment_of(settings, folder=folder, dsn=dsn, lease=LEASE),
+            "WAYPOST_HEALTH_ADDR": "127.0.0.1:0",  # workers come and go, and others may be at work here
+        }
         async with Children(environment=environment, logs=folder / "logs") as children:
             stopping.children = children
             playing = asyncio.create_task(play(children, progress, dsn))

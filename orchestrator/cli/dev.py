@@ -40,13 +40,15 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
         environment = local.environment_of(settings, folder=folder, dsn=dsn)
         async with Children(environment=environment, logs=folder / "logs") as children:
             stopping.children = children
-            url = await local.start_receiver(children, settings.receiver_addr)
+            url = await local.start_receiver(
+                children, settings.receiver_addr, **local.health_of(settings, "receiver")
+            )
             port = settings.receiver_addr.port
             moved = "" if port == 0 or url.endswith(f":{port}") else f" (port {port} is taken)"
             progress.done("receiver", url + moved)
-            await local.start_relay(children)
+            await local.start_relay(children, **local.health_of(settings, "relay"))
             progress.done("relay", "may reach loopback")
-            await local.start_worker(children, "worker", *modules)
+            await local.start_worker(children, "worker", *modules, **local.health_of(settings, "worker"))
             progress.done("worker", ", ".join(modules))
             file = folder / "environment"
             ours = {} if settings.database_url else {"WAYPOST_DEV": str(folder)}
@@ -58,8 +60,16 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
                 f"In another terminal:  . {file}   then   waypost endpoint add NAME URL · sender add NAME"
             )
             progress.line("                      waypost start FLOW --input JSON · show ID · list")
+            if settings.health_addr is not None:
+                progress.line(f"Health and metrics:   {await health_at(children)}")
             progress.line(f"Logs: {folder / 'logs'}. Ctrl-C stops. The data stays in {folder}.")
             await until(stop, children, progress)
+
+
+async def health_at(children: Children) -> str:
+    """Where each part says how it is."""
+    told = [f"{child.name} :{(await child.says(local.HEALTH))[1]}" for child in children.all]
+    return " · ".join([*told, "with /livez, /readyz, /metrics"])
 
 
 async def until(stop: asyncio.Event, children: Children, progress: Progress) -> None:

@@ -21,9 +21,10 @@ from migrations import runner
 from orchestrator.cli.output import note, plain
 from orchestrator.cli.processes import Child, Children
 from orchestrator.embedded import EmbeddedPostgres
-from orchestrator.settings import Address, Settings
+from orchestrator.settings import HEALTH_PORTS, Address, Settings
 
 LOOPBACK: Final = "127.0.0.0/8,::1/128"
+HEALTH: Final = r'"event": "health\.started".*"port": (\d+)'
 STARTED: Final = r'"event": "receiver\.started".*"port": (\d+)'
 
 
@@ -107,13 +108,13 @@ def migrate(dsn: str) -> int:
         return len(runner.migrate(conn))
 
 
-async def start_receiver(children: Children, wanted: Address) -> str:
+async def start_receiver(children: Children, wanted: Address, **more: str) -> str:
     """Start the receiver where it is wanted, or where there is room; its URL, from now on also `replyto`."""
     host, port = wanted
     if taken(host, port):
         port = 0
     child = await children.start(
-        "receiver", "orchestrator", "receiver", WAYPOST_RECEIVER_ADDR=f"{host}:{port}"
+        "receiver", "orchestrator", "receiver", WAYPOST_RECEIVER_ADDR=f"{host}:{port}", **more
     )
     found = await child.says(STARTED)
     url = f"http://{host}:{found[1]}"
@@ -134,13 +135,24 @@ def taken(host: str, port: int) -> bool:
     return False
 
 
-async def start_worker(children: Children, name: str, *modules: str) -> Child:
-    child = await children.start(name, "orchestrator", "worker", *modules)
+def health_of(settings: Settings, part: str) -> dict[str, str]:
+    """Where a part says how it is, when all are on one machine: by default each at its own port, or another."""
+    address, fixed = settings.health_of(part)
+    if not fixed:
+        return {}
+    if address is None:
+        return {"WAYPOST_HEALTH_ADDR": "off"}
+    port = address.port and address.port + HEALTH_PORTS.index(part)
+    return {"WAYPOST_HEALTH_ADDR": str(Address(address.host, port))}
+
+
+async def start_worker(children: Children, name: str, *modules: str, **more: str) -> Child:
+    child = await children.start(name, "orchestrator", "worker", *modules, **more)
     await child.says(r'"event": "worker.started"')
     return child
 
 
-async def start_relay(children: Children) -> Child:
-    child = await children.start("relay", "orchestrator", "relay")
+async def start_relay(children: Children, **more: str) -> Child:
+    child = await children.start("relay", "orchestrator", "relay", **more)
     await child.says(r'"event": "relay\.started"')
     return child

@@ -108,6 +108,7 @@ class Machine:
         self.position = 0
         self.at = BEGINNING
         self.started: dict[str, Json] = {}
+        self.began = BEGINNING
         self.result: Json = None
         self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.current: Branch | None = None
@@ -426,7 +427,7 @@ class Machine:
     # ---- what each input does ------------------------------------------------------------------------------
 
     def on_started(self, fact: Fact) -> None:
-        self.started = fact.data
+        self.started, self.began = fact.data, fact.at
         self._seed = str(fact.data.get("seed", "")).encode()
         self._root = Branch(self.program(self, fact.data.get("input")))
         self._branches[self._root] = None

@@ -13,7 +13,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache, reduce
 from itertools import chain, repeat
-from typing import Any, TypeAlias, cast, get_type_hints
+from typing import Any, ClassVar, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,22 +50,27 @@ def attempt() -> Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    word: ClassVar = "done"
     value: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    word: ClassVar = "refused"
     error: dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    word: ClassVar = "failed"
     error: dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """It was cancelled half-way: nobody knows what it did."""
+
+    word: ClassVar = "unknown"
 
 
 Result: TypeAlias = Done | Refusal | Failure | Stopped

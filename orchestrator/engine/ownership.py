@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Final, Protocol
 
 from contracts.limits import FACTS_WARN
@@ -96,7 +97,7 @@ class Ownership:
         self._flow = flow
         self._at: Machine | None = None
         self._inputs = Inputs()
-        self._work = Work(claim, engine.run_step, arrive=self.wake)
+        self._work = Work(claim, engine.run_step, arrive=self.wake, observer=engine.observer)
         self._position = claim.position
         self._mail_read = claim.mail_read
         self._status = Status(claim.status)
@@ -123,6 +124,13 @@ class Ownership:
 
     async def _own(self, loaded: Loaded | None, machine: Machine | None) -> bool:
         self._at = machine
+        self._engine.observer.saw(
+            "execution.owned",
+            flow=self.claim.definition,
+            version=self.claim.version,
+            first=self.claim.fence == 1,
+            waited=None if loaded is None else waited(self.claim.at, loaded, machine),
+        )
         while True:
             if loaded is None:
                 self._evict()
@@ -357,12 +365,21 @@ class Ownership:
         if facts or turn.mail or turn.release:
             if not await self._engine.committer.submit(turn):
                 return None
-            self._stored(turn)
+            self._stored(turn, machine)
         return turn
 
-    def _stored(self, turn: Turn) -> None:
+    def _stored(self, turn: Turn, machine: Machine) -> None:
         if self._position < FACTS_WARN <= self._position + len(turn.facts):
             self._engine.observer.saw("journal is long", execution=self.claim.execution, facts=FACTS_WARN)
+        if turn.facts:
+            self._engine.observer.saw(
+                "turn.committed",
+                flow=self.claim.definition,
+                version=self.claim.version,
+                facts=turn.facts,
+                taken_back=[position for position, _ in turn.taken_back],
+                began=machine.began,
+            )
         self._position += len(turn.facts)
         self._mail_read += turn.mail
         self._inputs.committed()
@@ -386,6 +403,17 @@ def said_held(journal: Sequence[Fact]) -> tuple[str, str]:
     """Code and path of the last `held` fact: what people are told holds the execution."""
     fact = next((fact for fact in reversed(journal) if fact.kind == "held"), None)
     return ("", "") if fact is None else (fact.data.get("code", ""), fact.path)
+
+
+def waited(at: datetime, loaded: Loaded, machine: Machine | None) -> float | None:
+    """Seconds from when an execution that was claimed `at` could go on; None when nothing says since when."""
+    since = [mail.received_at for mail in loaded.mail[:1]]
+    if loaded.journal and (len(loaded.journal) == 1 or loaded.journal[-1].kind == "orphaned"):
+        since.append(loaded.journal[-1].at)
+    due = machine.next_due() if machine is not None else None
+    if due is not None and due[0] <= at:
+        since.append(due[0])
+    return (at - min(since)).total_seconds() if since else None
 
 
 class Unreadable(Halt):

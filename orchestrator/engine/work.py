@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from contracts.errors import NotEncodable, TooLarge
 from contracts.identifiers import execution_key
+from contracts.observer import Observer, Silent
 from orchestrator.core.ask import Ask
 from orchestrator.core.errors import storable
 from orchestrator.core.machine import Machine
@@ -27,8 +28,11 @@ class Work:
     does not run again for that.
     """
 
-    def __init__(self, claim: Claim, run: Run, *, arrive: Callable[[], None]) -> None:
+    def __init__(
+        self, claim: Claim, run: Run, *, arrive: Callable[[], None], observer: Observer | None = None
+    ) -> None:
         self._claim = claim
+        self._observer = observer or Silent()
         self._run = run
         self._arrive = arrive
         self._running: dict[str, asyncio.Task[Result]] = {}
@@ -67,7 +71,15 @@ class Work:
     def _over(self, path: str, task: asyncio.Task[Result]) -> None:
         if self._running.pop(path, None) is not None:
             if not task.cancelled():  # it was cancelled before it began
-                self._arrived.append((path, task.result()))
+                result = task.result()
+                self._arrived.append((path, result))
+                self._observer.saw(
+                    "step.tried",
+                    flow=self._claim.definition,
+                    version=self._claim.version,
+                    path=path,
+                    outcome=result.word,
+                )
             self._arrive()
 
     def stop_closed(self, machine: Machine) -> None:

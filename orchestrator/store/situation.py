@@ -143,3 +143,16 @@ async def stuck(conn: Connection, *, limit: int) -> tuple[int, list[str]]:
     """How many executions have no reason to move, and up to `limit` of them."""
     found = await (await conn.execute(STUCK, {"limit": limit}, prepare=False)).fetchall()
     return (found[0][1] if found else 0), [execution for execution, _ in found]
+
+
+STUCK_BY: Final[LiteralString] = """
+    select definition, because, count(*)
+      from waypost.stuck
+     group by definition, because
+"""
+
+
+async def stuck_by(conn: Connection) -> dict[tuple[str, str], int]:
+    """How many executions of each flow have no reason to move, by what is broken."""
+    found = await (await conn.execute(STUCK_BY, prepare=False)).fetchall()
+    return {(flow, because): count for flow, because, count in found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,6 +37,86 @@ def test_a_part_works_until_it_is_asked_to_stop(
         assert json.loads(line)["part"] == part
 
 
+HEALTH = r'"event": "health.started".*"port": (\d+)'
+
+
+def asked(port: str, path: str) -> tuple[int, str]:
+    """Status and body of a health listener's answer."""
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=30) as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize("part", sorted(STARTED))
+def test_a_part_says_on_its_own_port_that_it_lives_and_is_ready(
+    environment: dict[str, str], tmp_path: Path, part: str
+) -> None:
+    environment["WAYPOST_HEALTH_ADDR"] = "127.0.0.1:0"
+    with running(waypost(part), environment=environment, output=tmp_path / "out") as process:
+        port = process.until_said(HEALTH)[1]
+        process.until_said(STARTED[part])
+
+        until_true(lambda: asked(port, "/readyz")[0] == 200, what="readiness")
+        assert asked(port, "/livez") == (200, "ok\n")
+        assert asked(port, "/metrics")[0] == 200
+
+
+def test_a_health_address_that_is_taken_ends_the_part_and_says_what_to_do(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        environment["WAYPOST_HEALTH_ADDR"] = address = f"127.0.0.1:{busy.getsockname()[1]}"
+        with running(waypost("relay"), environment=environment, output=tmp_path / "out") as process:
+            code = process.process.wait(30)
+
+    assert code == 1
+    assert f"WAYPOST_HEALTH_ADDR: expected an address to listen on, found one that is in use: {address}" in (
+        process.said()
+    )
+
+
+def test_a_part_that_drains_is_not_ready_and_still_lives(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from orchestrator import Context, workflow\n"
+        "async def wait() -> None:\n"
+        "    Path('begun').touch()\n"
+        "    while not Path('go').exists():\n"
+        "        await asyncio.sleep(0.02)\n"
+        "@workflow(name='slow', version='1')\n"
+        "async def slow(ctx: Context, given: int) -> None:\n"
+        "    await ctx.step(wait)\n"
+    )
+    environment |= {
+        "WAYPOST_FLOWS": "slow",
+        "WAYPOST_HEALTH_ADDR": "127.0.0.1:0",
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+    }
+    with running(
+        waypost("worker"), environment=environment, output=tmp_path / "out", cwd=tmp_path
+    ) as process:
+        port = process.until_said(HEALTH)[1]
+        command = [*waypost("start", "slow"), "--input", "1"]
+        subprocess.run(
+            command, env={**environment}, cwd=tmp_path, check=True, timeout=60, capture_output=True
+        )
+        until_true((tmp_path / "begun").exists, what="the step")
+        process.process.send_signal(signal.SIGTERM)
+        process.until_said("worker draining")
+
+        until_true(lambda: asked(port, "/readyz")[0] == 503, what="unreadiness")
+        ready, lives = asked(port, "/readyz"), asked(port, "/livez")
+        (tmp_path / "go").touch()
+        code = process.process.wait(30)
+
+    assert "draining: asked to stop\n" in ready[1]
+    assert lives == (200, "ok\n")
+    assert code == 0
+
+
 def test_the_parts_and_three_services_complete_an_order_and_compensate_another(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -59,7 +140,8 @@ def test_the_parts_and_three_services_complete_an_order_and_compensate_another(
                 check=False,
             )
 
-        port = start("receiver", waypost("receiver")).until_said(STARTED["receiver"])[1]
+        receiver = start("receiver", waypost("receiver"))
+        port = receiver.until_said(STARTED["receiver"])[1]
         environment["WAYPOST_RECEIVER_URL"] = f"http://127.0.0.1:{port}"
         for name in ("inventory", "payments", "shipping"):
             (tmp_path / f"{name}.reply").write_text(ask("sender", "add", name).stdout)
@@ -76,17 +158,37 @@ def test_the_parts_and_three_services_complete_an_order_and_compensate_another(
             url = service.until_said(r"listens on (\S+)")[1]
             added = ask("endpoint", "add", name, url, "--secret-file", f"{name}.command")
             assert added.returncode == 0, added.stderr
-        for part in ("relay", "worker"):
-            start(part, waypost(part)).until_said(STARTED[part])
+        parts = {part: start(part, waypost(part)) for part in ("relay", "worker")}
+        for part, process in parts.items():
+            process.until_said(STARTED[part])
         order = {"id": "order-1", "customer": "ada", "total": 4200}
 
         good = ask("start", "order", "--input", json.dumps(order), "--wait", "-o", "json")
         bad = ask("start", "order", "--input", json.dumps({**order, "card": "4000000000000002"}), "--wait")
+        counted = {
+            part: asked(process.until_said(HEALTH)[1], "/metrics")[1]
+            for part, process in {**parts, "receiver": receiver}.items()
+        }
 
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["output"]["tracking"] == "parcel-order-1"
     assert bad.returncode == 8, bad.stderr
     assert "compensated: declined" in bad.stdout
+    flow = 'workflow_name="order",workflow_version="1"'
+    for line in (
+        f'workflow_started_total{{trigger="start",{flow}}} 2.0',
+        f'workflow_completed_total{{outcome="success",{flow}}} 1.0',
+        f'workflow_completed_total{{outcome="compensated",{flow}}} 1.0',
+        f'node_attempt_total{{node="reserve",outcome="done",{flow}}} 2.0',
+        f'node_attempt_total{{node="charge",outcome="refused",{flow}}} 1.0',
+        f'saga_compensation_total{{node="reserve",outcome="done",{flow}}} 1.0',
+    ):
+        assert line in counted["worker"]
+    assert (
+        'delivery_attempt_total{endpoint="payments",outcome="delivered",status_class="2xx"} 2.0'
+        in counted["relay"]
+    )
+    assert 'inbox_received_total{outcome="accepted",reason="",source="shipping"} 1.0' in counted["receiver"]
 
 
 def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str], tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ MODULES: Final = sorted(n for n, it in SERVICES.items() if it.get("entrypoint", 
 def environment_of(name: str, dsn: str) -> dict[str, str]:
     """What compose gives a service, with this machine in the place of compose's network."""
     given = {key: str(value) for key, value in SERVICES[name].get("environment", {}).items()}
-    here = {"WAYPOST_DATABASE_URL": dsn, "WAYPOST_SECRET_KEY": KEY, "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0"}
+    here = {
+        "WAYPOST_DATABASE_URL": dsn,
+        "WAYPOST_SECRET_KEY": KEY,
+        "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0",
+        "WAYPOST_HEALTH_ADDR": "127.0.0.1:0",
+    }
     return {key: here.get(key, value) for key, value in given.items()}
 
 

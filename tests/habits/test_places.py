@@ -17,7 +17,9 @@ SQL: Final = re.compile(
 SPEAKS_SQL: Final = re.compile(
     r"orchestrator/store/\w+\.py|relay/(outbox|endpoints|replies)\.py|receiver/(inbox|senders)\.py|migrations/runner\.py"
 )
-SPEAKS_HTTP: Final = re.compile(r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py")
+SPEAKS_HTTP: Final = re.compile(
+    r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py|orchestrator/telemetry/health\.py"
+)
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

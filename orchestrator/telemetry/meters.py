@@ -1,0 +1,244 @@
+"""The observer that counts: moments become OpenTelemetry metrics, and those a page for Prometheus.
+
+A turn of an execution takes a tenth of a millisecond, and adding to a counter of the SDK twenty times less; so
+counts are kept in plain dictionaries, which the SDK reads when somebody asks. Labels are names that code and
+configuration have, never ids, and no more than NAMES_MAX of each: a name that a flow makes up as it goes is
+counted as `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from prometheus_client import CollectorRegistry, generate_latest
+
+from orchestrator.core.errors import error_in
+from orchestrator.core.fact import Fact
+from orchestrator.core.status import Status
+from orchestrator.telemetry import instruments
+from orchestrator.telemetry.instruments import Instrument, Kind
+
+NAMES_MAX: Final = 500
+"""Different values of one label, in one process."""
+
+OTHER: Final = "other"
+QUEUE: Final = "default"
+
+OUTCOMES: Final = {
+    Status.COMPLETED: "success",
+    Status.COMPENSATED: "compensated",
+    Status.CANCELLED: "cancelled",
+}
+CLASSES: Final = {"business": "business", "unknown": "unknown_outcome"}
+"""What the class of a flow's error is called; every other one is `infrastructure`."""
+
+
+class Names:
+    """The values that a label has had. One more than `most`, and it is OTHER."""
+
+    def __init__(self, most: int = NAMES_MAX) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class Tally:
+    """Counts by label values, which the SDK reads when it is asked."""
+
+    def __init__(self, instrument: Instrument) -> None:
+        self._labels = instrument.labels
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def add(self, *values: str, count: int = 1) -> None:
+        self._counts[values] = self._counts.get(values, 0) + count
+
+    def replace(self, counts: Mapping[tuple[str, ...], int]) -> None:
+        """What is counted is `counts`; what was there and is not any more is 0."""
+        self._counts = dict.fromkeys(self._counts, 0) | dict(counts)
+
+    def of(self, *values: str) -> int:
+        return self._counts.get(values, 0)
+
+    def observe(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(count, dict(zip(self._labels, values, strict=True)))
+            for values, count in self._counts.items()
+        ]
+
+
+class Meters:
+    """Hears the moments of one process, `part`; `page` is what Prometheus reads. Moments that it does not know
+    are none of its business.
+    """
+
+    def __init__(self, part: str) -> None:
+        self._registry = CollectorRegistry()
+        reader = PrometheusMetricReader(scope_info_enabled=False, registry=self._registry)
+        resource = Resource.create({SERVICE_NAME: f"waypost-{part}"})
+        self._provider = MeterProvider(
+            [reader], resource=resource, shutdown_on_exit=False, exemplar_filter=AlwaysOffExemplarFilter()
+        )
+        self._meter = self._provider.get_meter("waypost")
+        self._tallies = {
+            one.name: self._tally(one) for one in instruments.ALL if one.kind is not Kind.HISTOGRAM
+        }
+        self._duration = self._histogram(instruments.DURATION)
+        self._queue_delay = self._histogram(instruments.QUEUE_DELAY)
+        self._delivery = self._histogram(instruments.DELIVERY_DURATION)
+        self._names = {label: Names() for one in instruments.ALL for label in one.labels}
+        self._hears: Mapping[str, Callable[..., None]] = {
+            "execution.owned": self._owned,
+            "turn.committed": self._committed,
+            "step.tried": self._tried,
+            "executions taken over": self._taken_over,
+            "executions.watched": self._watched,
+            "message.tried": self._sent,
+            "event.stored": self._stored,
+            "event.duplicate": self._duplicate,
+            "request.refused": self._refused,
+        }
+
+    def _tally(self, one: Instrument) -> Tally:
+        tally = Tally(one)
+        make = (
+            self._meter.create_observable_counter
+            if one.kind is Kind.COUNTER
+            else self._meter.create_observable_gauge
+        )
+        make(one.name, [tally.observe], unit=one.unit, description=one.says)
+        return tally
+
+    def _histogram(self, one: Instrument) -> Callable[..., None]:
+        made = self._meter.create_histogram(
+            one.name, unit=one.unit, description=one.says, explicit_bucket_boundaries_advisory=one.buckets
+        )
+
+        def record(seconds: float, *values: str) -> None:
+            made.record(max(0.0, seconds), dict(zip(one.labels, values, strict=True)))
+
+        return record
+
+    def saw(self, moment: str, /, **fields: object) -> None:
+        hears = self._hears.get(moment)
+        if hears is not None:
+            hears(**fields)
+
+    def page(self) -> bytes:
+        """All metrics in the text format of Prometheus, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _add(self, one: Instrument, *values: str, count: int = 1) -> None:
+        self._tallies[one.name].add(*self._bounded(one, values), count=count)
+
+    def _bounded(self, one: Instrument, values: Sequence[str]) -> Iterator[str]:
+        return (self._names[label](value) for label, value in zip(one.labels, values, strict=True))
+
+    # ---- a worker ------------------------------------------------------------------------------------------
+
+    def _owned(self, *, flow: str, version: str, first: bool, waited: float | None) -> None:
+        if first:
+            self._add(instruments.STARTED, flow, version, "start")
+        if waited is not None:
+            self._queue_delay(waited, QUEUE, self._names["workflow_name"](flow))
+
+    def _tried(self, *, flow: str, version: str, path: str, outcome: str) -> None:
+        self._add(instruments.NODE_ATTEMPT, flow, version, node_of(path), outcome)
+
+    def _committed(
+        self, *, flow: str, version: str, facts: Sequence[Fact], taken_back: Iterable[int], began: datetime
+    ) -> None:
+        """`taken_back` are positions of facts that say that a call's time is over."""
+        for fact in facts:
+            match fact.kind:
+                case "ended":
+                    self._ended(flow, version, fact, late=fact.position in taken_back)
+                case "attempted":
+                    self._add(instruments.NODE_RETRY, flow, version, node_of(fact.path), "infrastructure")
+                case "finished":
+                    self._finished(flow, version, fact, (fact.at - began).total_seconds())
+                case _:
+                    continue
+
+    def _ended(self, flow: str, version: str, fact: Fact, *, late: bool) -> None:
+        node, outcome = node_of(fact.path), str(fact.data.get("outcome"))
+        if late or fact.actor != "worker":
+            self._add(instruments.NODE_ATTEMPT, flow, version, node, outcome)
+        if error_in(fact.data).get("code") == "timeout":
+            self._add(instruments.NODE_TIMEOUT, flow, version, node, "reply" if late else "total")
+        step = undone(fact.path)
+        if step is not None:
+            self._add(instruments.COMPENSATION, flow, version, name_in(step), outcome)
+
+    def _finished(self, flow: str, version: str, fact: Fact, seconds: float) -> None:
+        outcome = OUTCOMES.get(Status(fact.data["kind"]), "failed")
+        if outcome == "failed":
+            error = error_in(fact.data)
+            failure_class = CLASSES.get(str(error.get("class")), "infrastructure")
+            self._add(instruments.FAILED, flow, version, failure_class, str(error.get("type")))
+        else:
+            self._add(instruments.COMPLETED, flow, version, outcome)
+        self._duration(seconds, self._names["workflow_name"](flow), outcome)
+
+    def _taken_over(self, *, number: int, **_: object) -> None:
+        self._add(instruments.ORPHANED, QUEUE, "lease_expired", count=number)
+
+    def _watched(self, *, stuck: Mapping[tuple[str, str], int]) -> None:
+        """`stuck` counts by flow and cause. More than at the last look are new."""
+        now = self._tallies[instruments.STUCK_NOW.name]
+        found = {tuple(self._bounded(instruments.STUCK_NOW, key)): count for key, count in stuck.items()}
+        for key, count in found.items():
+            if count > now.of(*key):
+                self._add(instruments.STUCK, *key, count=count - now.of(*key))
+        now.replace(found)
+
+    # ---- a relay -------------------------------------------------------------------------------------------
+
+    def _sent(self, *, endpoint: str, outcome: str, status: int | None, seconds: float, **_: object) -> None:
+        status_class = "none" if status is None else f"{status // 100}xx"
+        self._add(instruments.DELIVERY_ATTEMPT, endpoint, outcome, status_class)
+        self._delivery(seconds, self._names["endpoint"](endpoint), outcome)
+
+    # ---- a receiver ----------------------------------------------------------------------------------------
+
+    def _stored(self, *, sender: str, answer: str) -> None:
+        outcome = "unmatched" if answer == "unmatched" else "accepted"
+        self._add(instruments.RECEIVED, sender, outcome, "")
+
+    def _duplicate(self, *, sender: str, **_: object) -> None:
+        self._add(instruments.RECEIVED, sender, "duplicate", "")
+
+    def _refused(self, *, reason: str, **_: object) -> None:
+        """Nobody is named: who is refused has not proved who it is."""
+        self._add(instruments.RECEIVED, "", "rejected", reason)
+
+
+def node_of(path: str) -> str:
+    """The name of what is asked at `path`, whichever time and in whichever branch; of an undo with `/undo`."""
+    step = undone(path)
+    return name_in(path) if step is None else f"{name_in(step)}/undo"
+
+
+def undone(path: str) -> str | None:
+    """The path of the step that is undone at `path`; None when that is no undo."""
+    step, _, last = path.rpartition("/")
+    return step if step and last.partition("#")[0] == "undo" else None
+
+
+def name_in(path: str) -> str:
+    return path.rpartition("/")[2].partition("#")[0]
