@@ -6,7 +6,7 @@ What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18 an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -15,11 +15,21 @@ import pytest
 
 from orchestrator.store import database
 from tests.cluster import EMBEDDED, OLDEST, Cluster, Clusters
+from tests.evidence import Evidence, lines_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "postgres: runs on the embedded PostgreSQL 18 and on the system's 15")
     config.addinivalue_line("markers", "proof: takes minutes; `make proof` runs it")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = [
+        it for how in ("passed", "failed") for it in terminalreporter.stats.get(how, ()) if it.when == "call"
+    ]
+    if lines := lines_of(sorted(reports, key=lambda it: it.nodeid)):
+        terminalreporter.section("what the proofs did")
+        terminalreporter.write_line("\n".join(lines))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,3 +73,12 @@ async def conn(dsn: str) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...
 async def pool(dsn: str) -> AsyncIterator[psycopg_pool.AsyncConnectionPool[Any]]:
     async with database.pool(dsn, size=4, name="test") as pool:
         yield pool
+
+
+@pytest.fixture
+def evidence(
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+    capsys: pytest.CaptureFixture[str],
+) -> Evidence:
+    return Evidence(request.node.name, record_property, capsys)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact
@@ -17,14 +17,24 @@ from orchestrator.core.path import segment
 from tests.core.oracle import Undoing
 from tests.core.programs import Node, trees
 from tests.core.world import World, state
+from tests.evidence import Evidence
 
-EXAMPLES = int(os.environ.get("WAYPOST_EXAMPLES", "150"))
+EXAMPLES: Final = 150
+EXAMPLES_IN_PROOF: Final = 2_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
+Property = Callable[[Node, bytes], None]
+PROPERTIES: Final[list[Property]] = []
 
-def in_every_world(test: Callable[[Node, bytes], None]) -> Callable[..., None]:
-    search = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, print_blob=False)
-    return search(given(tree=trees(), choices=st.binary(min_size=120, max_size=120))(test))
+
+def in_every_world(holds: Property) -> Callable[..., None]:
+    PROPERTIES.append(holds)
+    return searched(holds, examples=EXAMPLES)
+
+
+def searched(holds: Property, *, examples: int) -> Callable[..., None]:
+    search = settings(max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False)
+    return search(given(tree=trees(), choices=st.binary(min_size=120, max_size=120))(holds))
 
 
 def produced(journal: Sequence[Fact]) -> tuple[list[Fact], bool]:
@@ -138,3 +148,21 @@ def test_a_finished_execution_has_nothing_open(tree: Node, choices: bytes) -> No
         [],
         False,
     )
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__.removeprefix("test_"))
+def test_in_many_more_worlds(holds: Property, evidence: Evidence) -> None:
+    worlds = facts = 0
+
+    def counted(tree: Node, choices: bytes) -> None:
+        nonlocal worlds, facts
+        worlds += 1
+        facts += len(World(tree, choices).run().journal)
+        evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF} worlds")
+        holds(tree, choices)
+
+    seed(holds.__name__)(searched(counted, examples=EXAMPLES_IN_PROOF))()  # for each property other worlds
+
+    assert worlds >= EXAMPLES_IN_PROOF
+    evidence.did(f"{worlds} worlds, {facts} facts")
