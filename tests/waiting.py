@@ -13,9 +13,11 @@ PATIENCE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.005
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, what: str) -> None:
-    """Return when `condition` holds. Fails after 30 s, saying `what` was waited for."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+async def until(
+    condition: Callable[[], Awaitable[bool]], *, what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Return when `condition` holds. Fails after `seconds`, saying `what` was waited for."""
+    deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"
         await asyncio.sleep(PAUSE_SECONDS)

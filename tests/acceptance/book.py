@@ -50,7 +50,9 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One try of a reply. `status` is None when no answer came; `sent`: after the whole request was written."""
+    """One try of a reply. `status` is None when no answer came, and `error` says what did instead; `sent`: after the
+    whole request was written.
+    """
 
     id: str
     causation: str
@@ -59,6 +61,12 @@ class Post:
     status: int | None
     answer: str
     inbox: str
+    error: str
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection ended under a reply that was sent whole: the receiver died over it."""
+        return self.sent and self.status is None and self.error != "TimeoutError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,8 @@ class Book:
 
     def _add(self, line: dict[str, Json]) -> None:
         what = line.pop("what")
-        del line["line"], line["time"]
+        line.pop("line", None)
+        line.pop("time", None)
         match what:
             case "arrived":
                 line["body"] = base64.b64decode(line["body"])

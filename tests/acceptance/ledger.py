@@ -1,4 +1,5 @@
-"""The effect ledger: inventory, payments and shipping in one process, which the tests never kill.
+"""The effect ledger: inventory, payments and shipping, which the tests never kill. One process, or one for each:
+it is those services whose secrets it is given, and all of them write into one book.
 
     LEDGER_SECRETS='{"payments": {"commands": "whsec_…", "replies": "whsec_…"}, …}' \\
         python ledger.py --book FILE --gate FILE [--seed N] [--trouble P] [--ponder SECONDS]
@@ -8,9 +9,10 @@ the public `standardwebhooks` package to verify commands and to sign replies. Ea
 anything follows from it. Then the ledger acts, once for each idempotency key, answers 202, and posts its reply
 by itself, the same bytes again and again until the receiver takes it.
 
-How it behaves depends on the first word of the order's name (see FIRST_CHARGE and REFUSALS). With `--trouble`
-it also fails some first and second arrivals of every message, before or after it acted, as `--seed` draws.
-What it wrote down is read by `book.py`.
+How it behaves depends on the first word of the order's name: see FIRST_CHARGE, ALWAYS, REFUSALS and IN_THE_ANSWER;
+`late` charges are replied to when their undo has come, and of `twice` each reply is posted again. With `--trouble`
+it also fails some first and second arrivals of every message, before or after it acted, as `--seed` draws. What
+it wrote down is read by `book.py`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 Json = Any
 Event = dict[str, Json]
+Answer = int | bytes | Literal["cut", "silence"]
+"""A status, the reply, the end of the connection, or nothing until the caller has enough."""
 
 CLOUDEVENT: Final = "application/cloudevents+json"
 THINKING_SECONDS_MAX: Final = 0.1  # before an answer
@@ -73,6 +77,7 @@ FIRST_CHARGE: Final = {
 
 ALWAYS: Final = {
     ("deaf", "payment.charge"): Mood(before=503),
+    ("mute", "payment.charge"): Mood(forgets=True),
     ("unprocessable", "shipment.create"): Mood(before=422),
 }
 """How each arrival of this kind is treated."""
@@ -82,6 +87,9 @@ REFUSALS: Final = {
     ("undeliverable", "shipment.create"): "undeliverable",
 }
 """Who is told no, in a reply, and with which code."""
+
+IN_THE_ANSWER: Final = frozenset({"answered", "both"})
+"""Whose commands are answered with the reply; of `both` it is posted as well."""
 
 TROUBLES: Final = (
     Mood(before=503),
@@ -131,10 +139,11 @@ class Ledger:
         self._owed: set[str] = set()  # message ids whose reply is not taken yet
         self._withheld: dict[str, tuple[str, Event]] = {}  # replies that wait for the undo of their command
         self._posting = 0
+        self._handling: set[int] = set()  # the ports from which come the requests that are not answered yet
 
     # ---- commands ------------------------------------------------------------------------------------------
 
-    def take(self, name: str, headers: dict[str, str], body: bytes) -> int | Literal["cut", "silence"]:
+    def take(self, name: str, headers: dict[str, str], body: bytes) -> Answer:
         """Write an arrival down, act on it, and say how to answer it."""
         message = headers.get("webhook-id", "")
         with self._lock:
@@ -160,9 +169,11 @@ class Ledger:
             return mood.before
         with self._lock:
             outcome = self._act(event)
-        if not mood.forgets:
-            self._owe(name, event, outcome)
-        return mood.after
+            reply = self._written.setdefault(event["id"], reply_to(event, *outcome, name=name))
+        word = first_word(event["data"]["order"])
+        if word != "answered" and not mood.forgets:
+            self._owe(name, event)
+        return reply if word in IN_THE_ANSWER and mood.after == 202 else mood.after
 
     def _mood(self, event: Event, nth: int) -> Mood:
         kind, order = event["type"], event["data"]["order"]
@@ -225,11 +236,10 @@ class Ledger:
 
     # ---- replies -------------------------------------------------------------------------------------------
 
-    def _owe(self, name: str, event: Event, outcome: tuple[str, Json]) -> None:
+    def _owe(self, name: str, event: Event) -> None:
         """See to it that the reply to `event` is posted, now and by itself."""
         message = event["id"]
         with self._lock:
-            self._written.setdefault(message, reply_to(event, *outcome, name=name))
             if message in self._owed:
                 return
             self._owed.add(message)
@@ -277,7 +287,7 @@ class Ledger:
         }
         replyto: str = event["replyto"]
         to = urlsplit(replyto)
-        status, said, inbox, sent = None, "", "", False
+        status, said, inbox, sent, error = None, "", "", False, ""
         conn = http.client.HTTPConnection(to.hostname or "", to.port, timeout=POST_SECONDS_MAX)
         try:
             conn.request("POST", to.path, reply, headers)
@@ -285,8 +295,8 @@ class Ledger:
             with self._in_flight():
                 answer = conn.getresponse()
             status, said, inbox = answer.status, answer.read().decode(), answer.getheader("x-inbox", "")
-        except (OSError, http.client.HTTPException):
-            pass
+        except (OSError, http.client.HTTPException) as met:
+            error = type(met).__name__
         finally:
             conn.close()
         self.book.write(
@@ -298,6 +308,7 @@ class Ledger:
             status=status,
             answer=said,
             inbox=inbox,
+            error=error,
         )
         return status
 
@@ -311,10 +322,26 @@ class Ledger:
             with self._lock:
                 self._posting -= 1
 
-    def standing(self) -> dict[str, int]:
-        """How many replies are on their way: written to the receiver, and not answered."""
+    @contextmanager
+    def handling(self, port: int) -> Generator[None]:
         with self._lock:
-            return {"posting": self._posting}
+            self._handling.add(port)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._handling.discard(port)
+
+    def standing(self) -> dict[str, Json]:
+        """How many replies are on their way: written to the receiver and not answered; owed, and not taken yet. And
+        from where come the commands that are not answered.
+        """
+        with self._lock:
+            return {
+                "posting": self._posting,
+                "owed": len(self._owed - self._withheld.keys()),
+                "handling": sorted(self._handling),
+            }
 
 
 def result_of(kind: str, order: str) -> Json:
@@ -347,14 +374,21 @@ class Handler(BaseHTTPRequestHandler):
     ledger: Ledger
 
     def do_POST(self) -> None:
+        with self.ledger.handling(self.client_address[1]):
+            self._handle()
+
+    def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
         headers = {name.lower(): value for name, value in self.headers.items()}
         answer = self.ledger.take(self.path.strip("/"), headers, body)
-        self.ledger.book.write("answered", id=headers.get("webhook-id", ""), answer=answer)
+        said = 200 if isinstance(answer, bytes) else answer
+        self.ledger.book.write("answered", id=headers.get("webhook-id", ""), answer=said)
         if answer == "silence":
             with suppress(OSError):
                 self.rfile.read(1)  # until the caller has enough
-        if isinstance(answer, int):
+        if isinstance(answer, bytes):
+            self._say(200, answer, type_=CLOUDEVENT)
+        elif isinstance(answer, int):
             self._say(answer, b"")
         else:
             self.close_connection = True
@@ -364,9 +398,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._say(200, json.dumps(self.ledger.standing()).encode())
 
-    def _say(self, status: int, body: bytes) -> None:
+    def _say(self, status: int, body: bytes, *, type_: str = "application/json") -> None:
         try:
             self.send_response(status)
+            self.send_header("content-type", type_)
             if status == 429:
                 self.send_header("retry-after", "1")
             self.send_header("content-length", str(len(body)))

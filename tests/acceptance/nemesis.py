@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from uuid import UUID
 
 from tests.acceptance.stand import Part, Role, Stand
 from tests.waiting import until
@@ -26,44 +26,46 @@ OWNED: Final = """
      where owner = %s
 """
 
-SENDING: Final = """
-    select coalesce(array_agg(token), '{}')
-      from waypost.outbox
-     where state in ('sending', 'stopping')
-       and token <> all(%s::uuid[])
-"""
-
+LULL_SECONDS: Final = 10.0
+"""Without work for a role: what is left may have had so many bad tries that the next one is far away."""
 
 ROUND: Final[tuple[Role, ...]] = ("worker", "worker", "relay", "receiver")
+"""Whom one round strikes, unless it is told otherwise."""
 
 
 @dataclass(slots=True)
 class Nemesis:
-    """Strikes the parts of `stand`, in rounds of which `chance` draws the order. `feed` sees to it that there is
-    work to strike at: it is called again and again. In `returns` the parts come back.
+    """Strikes the parts of `stand`, in rounds of which `chance` draws the order. `feed` sees to it that parts of a
+    role have work to strike at, and says whether they have any: it is called again and again. In `returns` the
+    parts come back. Those whose names are in `spared` are left alone.
     """
 
     stand: Stand
     returns: asyncio.TaskGroup
     chance: random.Random
-    feed: Callable[[], Awaitable[None]]
+    feed: Callable[[Role], Awaitable[bool]]
+    whom: Sequence[Role] = ROUND
+    spared: frozenset[str] = frozenset()
     hits: Counter[str] = field(default_factory=Counter[str])
-    _orphans: list[UUID] = field(default_factory=list[UUID])
-    """Tokens of claims whose relay is dead: their messages are nobody's work."""
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
 
     async def round(self) -> None:
-        for role in self.chance.sample(ROUND, len(ROUND)):
+        for role in self.chance.sample(self.whom, len(self.whom)):
             await self.strike(role)
 
     async def strike(self, role: Role) -> None:
-        """Wait until a part of that role has work in hand, kill it, count that, and let it come back by itself."""
+        """Wait until a part of that role has work in hand, kill it, count that, and let it come back by itself.
+
+        When there is no work left for the role, or none comes for a while, nobody is struck.
+        """
+        deadline = time.monotonic() + LULL_SECONDS
         passed = self.chance.randint(0, PASSED_MAX)
 
         async def struck() -> bool:
             nonlocal passed
-            await self.feed()
-            for victim in [part for part in self.stand.parts if part.role == role]:
+            if not await self.feed(role) or time.monotonic() > deadline:
+                return True
+            for victim in self._victims(role):
                 if self._is_away(victim) or not await self._in_hand(victim):
                     continue
                 passed -= 1
@@ -74,12 +76,15 @@ class Nemesis:
 
         await until(struck, what=f"work in the hands of a {role}, after {dict(self.hits)}")
 
+    def _victims(self, role: Role) -> list[Part]:
+        found = [part for part in self.stand.parts if part.role == role and part.name not in self.spared]
+        return self.chance.sample(found, len(found))
+
     async def _kill_if_at_work(self, victim: Part) -> bool:
         victim.freeze()
         try:
             at_work = await self._in_hand(victim)
             if at_work:
-                await self._remember_claims(victim)
                 await victim.kill()
                 self.hits[victim.role] += 1
         finally:
@@ -89,20 +94,18 @@ class Nemesis:
     async def _in_hand(self, part: Part) -> bool:
         """Whether `part` has work that is lost or left unknown if it dies now.
 
-        A worker owns executions, a relay has claimed messages and not settled them, and to a receiver replies
-        have been written whole that it has not answered.
+        A worker owns executions, a relay has sent a command that is not answered yet, to a receiver replies
+        have been written whole that it has not answered, and a desk acts on a command.
         """
         match part.role:
             case "worker":
                 return await self.stand.one(OWNED, part.worker_id) > 0
             case "relay":
-                return bool(await self.stand.one(SENDING, self._orphans))
+                return not await self.stand.is_answered(part)
             case "receiver":
                 return await self.stand.posting() > 0
-
-    async def _remember_claims(self, part: Part) -> None:
-        if part.role == "relay":
-            self._orphans += await self.stand.one(SENDING, self._orphans)
+            case "desk":
+                return bool(self.stand.runs_of(part))
 
     def _is_away(self, part: Part) -> bool:
         """Whether it does not work again yet."""

@@ -36,10 +36,14 @@ from orchestrator.store.database import Connection
 from orchestrator.store.hints import Hints, running
 from tests.acceptance.book import Book
 from tests.acceptance.flows import FOLDER, GATE
+from tests.acceptance.sockets import ports_of, sockets_to
 from tests.waiting import until, until_true
 
 MODULES: Final = ("examples.shop.flows", "tests.acceptance.flows")
 SERVICES: Final = ("inventory", "payments", "shipping")
+"""The ledger's."""
+DESKS: Final = ("labels", "stamps")
+DESK_MODULES: Final = ("tests.acceptance.desk_flows",)
 LEASE: Final = "2s"
 LOOPBACK: Final = "127.0.0.0/8"
 PORTS: Final = range(20_000, 32_000)
@@ -50,29 +54,30 @@ LEDGER: Final = Path(__file__).with_name("ledger.py")
 BOUGHT: Final = ["done stock.reserve", "done payment.charge"]
 """What the ledger did for an order that got so far."""
 
-Role = Literal["worker", "relay", "receiver"]
+Role = Literal["worker", "relay", "receiver", "desk"]
 STARTED: Final[dict[Role, str]] = {
     "worker": r'"event": "worker started"',
     "relay": r'"event": "relay\.started"',
     "receiver": r'"event": "receiver\.started"',
+    "desk": r"listens on http:",
 }
 
 
 @dataclass(slots=True)
 class Part:
-    """A worker, relay or receiver: the same part again after it was killed and started anew."""
+    """A worker, relay, receiver or desk: the same part again after it was killed and started anew."""
 
     role: Role
     name: str
+    arguments: list[str]
     environment: dict[str, str]
     logs: Path
     child: Child | None = None
 
     async def start(self) -> None:
         """Start it; returns when it works."""
-        modules = MODULES if self.role == "worker" else ()
         self.child = await Child.start(
-            self.name, ["orchestrator", self.role, *modules], environment=self.environment, logs=self.logs
+            self.name, self.arguments, environment=self.environment, logs=self.logs
         )
         await self.child.says(STARTED[self.role])
 
@@ -84,8 +89,9 @@ class Part:
     @property
     def worker_id(self) -> UUID:
         """The identity under which this worker owns executions now."""
-        lines = [line for line in self.running.lines if re.search(STARTED["worker"], line)]
-        return UUID(json.loads(lines[-1])["worker"])
+        lines = self.running.log.read_text(encoding="utf-8").splitlines()
+        started = next(line for line in reversed(lines) if re.search(STARTED["worker"], line))
+        return UUID(json.loads(started)["worker"])
 
     def freeze(self) -> None:
         """Stop it where it stands: when this returns, it does nothing until it is thawed."""
@@ -113,14 +119,14 @@ class Part:
 
 @dataclass(slots=True)
 class Stand:
-    """What tests do with a deployment: start orders, look at them, and kill its parts."""
+    """What tests do with a deployment: start orders, look at them, and kill its parts (all but the ledger's)."""
 
     conn: Connection
     client: Client
     flows: Flows
     parts: list[Part]
     folder: Path
-    ledger_port: int
+    ledger_ports: list[int]
     started: dict[str, UUID] = field(default_factory=dict[str, UUID])
 
     def part(self, role: Role) -> Part:
@@ -158,14 +164,34 @@ class Stand:
 
     async def posting(self) -> int:
         """How many replies the ledger has written to the receiver without having its answer yet."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.ledger_port)
-        try:
-            writer.write(b"GET / HTTP/1.1\r\nhost: ledger\r\nconnection: close\r\n\r\n")
-            answer = await reader.read()
-        finally:
-            writer.close()
-            await writer.wait_closed()
-        return json.loads(answer.partition(b"\r\n\r\n")[2])["posting"]
+        return sum(it["posting"] for it in await self._standing())
+
+    async def is_answered(self, relay: Part) -> bool:
+        """Whether no command of that relay is at work in the ledger."""
+        standing = zip(self.ledger_ports, await self._standing(), strict=True)
+        pid = relay.running.process.pid
+        return not any(ports_of(pid, sockets_to(port)) & set(it["handling"]) for port, it in standing)
+
+    async def _standing(self) -> list[dict[str, Any]]:
+        return await asyncio.gather(*(standing_at(port) for port in self.ledger_ports))
+
+    async def owed(self) -> int:
+        """How many replies the ledger has to post, now or again, and has not been able to."""
+        return sum(it["owed"] for it in await self._standing())
+
+    def runs_of(self, desk: Part) -> set[str]:
+        """The keys on which this process of a desk acts now."""
+        begun: set[str] = set()
+        for pid, what, key in self.runs(desk.name):
+            if pid == desk.running.process.pid:
+                begun = begun - {key} if what == "left" else begun | {key}
+        return begun
+
+    def runs(self, desk: str) -> list[tuple[int, str, str]]:
+        """What a desk wrote of its runs: the process, what it did (begun, again, left), and the key."""
+        file = self.folder / f"{desk}.runs"
+        lines = file.read_text(encoding="ascii").splitlines() if file.exists() else []
+        return [(int(pid), what, key) for pid, what, key in map(str.split, lines)]
 
     async def connect(self, dsn: str) -> None:
         """Look through a new connection, the database having been away."""
@@ -173,12 +199,33 @@ class Stand:
         self.conn = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
         self.client = Client(self.conn)
 
+    def living(self) -> dict[int, tuple[str, str]]:
+        """By pid the names and roles of the parts that live."""
+        children = [(part, part.child) for part in self.parts]
+        return {
+            child.process.pid: (part.name, part.role)
+            for part, child in children
+            if child is not None and child.process.returncode is None
+        }
+
     async def start_all(self) -> None:
         """Start every part."""
         await asyncio.gather(*(part.start() for part in self.parts))
 
     async def kill_all(self) -> None:
         await asyncio.gather(*(part.kill() for part in self.parts))
+
+
+async def standing_at(port: int) -> dict[str, Any]:
+    """What is on its way from the ledger's process at `port`."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nhost: ledger\r\nconnection: close\r\n\r\n")
+        answer = await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
 def facts(view: ExecutionView, *kinds: str) -> list[str]:
@@ -219,12 +266,12 @@ def environment_of(dsn: str, folder: Path) -> tuple[dict[str, str], Vault]:
     return environment, Vault.from_text(key)
 
 
-async def start_ledger(folder: Path, *options: str) -> tuple[Child, int, dict[str, Any]]:
-    """The ledger, where it listens, and the secrets that it has with each service's name."""
-    pairs = {
-        name: {side: Secret.of(secrets.token_bytes(32)).text for side in ("commands", "replies")}
-        for name in SERVICES
-    }
+async def start_ledger(
+    folder: Path, *options: str, services: Sequence[str] = SERVICES
+) -> tuple[Child, int, dict[str, Any]]:
+    """A process of the ledger for `services`, where it listens, and the secrets that it has with each of them."""
+    pairs = {name: secrets_of_service() for name in services}
+    name = "-".join(["ledger", *services])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         LEDGER,
@@ -234,23 +281,36 @@ async def start_ledger(folder: Path, *options: str) -> tuple[Child, int, dict[st
         env={**os.environ, "LEDGER_SECRETS": json.dumps(pairs)},
         preexec_fn=die_with_parent,
     )
-    child = Child("ledger", process, folder / "ledger.log")
+    child = Child(name, process, folder / f"{name}.log")
     found = await child.says(r"ledger at (\d+)")
     return child, int(found[1]), pairs
 
 
+def secrets_of_service() -> dict[str, str]:
+    return {side: Secret.of(secrets.token_bytes(32)).text for side in ("commands", "replies")}
+
+
 async def register(conn: Connection, vault: Vault, *, port: int, pairs: dict[str, Any]) -> None:
-    """Endpoints and senders for the ledger's three services."""
+    """Endpoints and senders for the services of the ledger's process at `port`."""
     for name, pair in pairs.items():
-        await registry.add_endpoint(
-            conn,
-            vault,
-            name=name,
-            url=f"http://127.0.0.1:{port}/{name}",
-            secret=Secret.parse(pair["commands"]),
-            allow=[ip_network(LOOPBACK)],
-        )
-        await registry.add_sender(conn, vault, name=name, secret=Secret.parse(pair["replies"]))
+        await register_service(conn, vault, name=name, url=f"http://127.0.0.1:{port}/{name}", pair=pair)
+
+
+async def register_service(
+    conn: Connection, vault: Vault, *, name: str, url: str, pair: dict[str, str]
+) -> None:
+    secret = Secret.parse(pair["commands"])
+    await registry.add_endpoint(conn, vault, name=name, url=url, secret=secret, allow=[ip_network(LOOPBACK)])
+    await registry.add_sender(conn, vault, name=name, secret=Secret.parse(pair["replies"]))
+
+
+async def desk(conn: Connection, vault: Vault, name: str, environment: dict[str, str], folder: Path) -> Part:
+    """A desk that is registered and not started yet."""
+    pair, port = secrets_of_service(), free_port()
+    await register_service(conn, vault, name=name, url=f"http://127.0.0.1:{port}/waypost", pair=pair)
+    arguments = ["tests.acceptance.desk", name, "--port", str(port), "--folder", str(folder)]
+    own = {**environment, "DESK_COMMANDS": pair["commands"], "DESK_REPLIES": pair["replies"]}
+    return Part("desk", name, arguments, own, folder)
 
 
 @asynccontextmanager
@@ -260,16 +320,34 @@ async def stand(
     *,
     roles: Sequence[Role] = ("receiver", "relay", "worker"),
     ledger_options: Sequence[str] = (),
+    desks: Sequence[str] = (),
 ) -> AsyncGenerator[Stand]:
-    """A deployment on the migrated database at `dsn`; one part for each of `roles`. Leaving stops all of it."""
+    """A deployment on the migrated database at `dsn`; one part for each of `roles`, a process for each service.
+    Leaving stops all of it.
+    """
+    modules = [*MODULES, *(DESK_MODULES if desks else ())]
     environment, vault = environment_of(dsn, folder)
-    ledger, port, pairs = await start_ledger(folder, *ledger_options)
-    parts = [Part(role, f"{role}-{n}", environment, folder) for n, role in enumerate(roles)]
+    ledgers = await asyncio.gather(
+        *(start_ledger(folder, *ledger_options, services=[name]) for name in SERVICES)
+    )
+    parts = [
+        Part(
+            role,
+            f"{role}-{n}",
+            ["orchestrator", role, *(modules if role == "worker" else ())],
+            environment,
+            folder,
+        )
+        for n, role in enumerate(roles)
+    ]
     try:
         async with running(Hints(dsn)) as hints:
             conn = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-            await register(conn, vault, port=port, pairs=pairs)
-            found = Stand(conn, Client(conn, hint=hints.give), load(MODULES), parts, folder, port)
+            for _, port, pairs in ledgers:
+                await register(conn, vault, port=port, pairs=pairs)
+            parts += [await desk(conn, vault, name, environment, folder) for name in desks]
+            ports = [port for _, port, _ in ledgers]
+            found = Stand(conn, Client(conn, hint=hints.give), load(modules), parts, folder, ports)
             await found.start_all()
             try:
                 yield found
@@ -277,8 +355,9 @@ async def stand(
                 await found.conn.close()
     finally:
         await asyncio.gather(*(part.stop() for part in parts))
-        await ledger.kill()
-    assert_ledger_was_well(ledger)
+        await asyncio.gather(*(ledger.kill() for ledger, *_ in ledgers))
+    for ledger, *_ in ledgers:
+        assert_ledger_was_well(ledger)
 
 
 def assert_ledger_was_well(ledger: Child) -> None:
