@@ -230,9 +230,11 @@ class Worker:
             await asyncio.sleep(min(1.0, self._span.total_seconds() / 4) * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
 
     async def _watch(self) -> None:
-        """Say which executions have no reason to move: in normal life none, so this is a bug that shows."""
+        """Say which executions have no reason to move: in normal life none, so this is a bug that shows.
+
+        The first look is at once: a worker that does not live for long looks too.
+        """
         while True:
-            await asyncio.sleep(self._limits.watch.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
             async with self._pool.connection() as conn:
                 count, found = await situation.stuck(conn, limit=STUCK_SHOWN_MAX)
                 self._observer.saw(
@@ -240,6 +242,7 @@ class Worker:
                 )
             if count:
                 self._observer.saw("executions.stuck", count=count, executions=found)
+            await asyncio.sleep(self._limits.watch.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
 
     # ---- trouble -------------------------------------------------------------------------------------------
 
