@@ -158,6 +158,8 @@ class Worker:
                 await _first(claims.drained(seconds=self._limits.drain.total_seconds()), lost.wait())
             await claims.let_go()
         lease.stop()
+        if not stop.is_set():
+            await asyncio.to_thread(lease.join)  # its connection is gone before the next lease has one
         with contextlib.suppress(*AWAY):
             async with self._pool.connection() as conn:
                 await workers.retire(conn, me=me)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -227,6 +228,42 @@ async def test_a_worker_whose_lease_is_lost_goes_on_as_a_new_one(
         view = await client.wait(started.execution_id, seconds=30)
 
     assert view.row.status == "completed"
+
+
+async def test_a_worker_has_one_connection_for_its_lease_also_when_the_old_one_is_slow_to_go(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases: list[Lease] = []
+    stands, goes_on = threading.Event(), threading.Event()
+    renew = workers.renew
+
+    class Kept(Lease):
+        def start(self) -> None:
+            leases.append(self)
+            super().start()
+
+        def join(self) -> None:
+            goes_on.set()
+            super().join()
+
+    def slow(conn: psycopg.Connection[Any], *, me: str, lease: timedelta) -> bool:
+        stands.set()
+        goes_on.wait()
+        return renew(conn, me=me, lease=lease)
+
+    async def is_over() -> bool:
+        return stands.is_set() and not leases[0].holds
+
+    monkeypatch.setattr("orchestrator.worker.Lease", Kept)
+    monkeypatch.setattr(workers, "renew", slow)
+    async with working(lease=timedelta(seconds=1)) as moments:
+        await moments.until("worker started")
+        await until(is_over, what="the end of the lease that is not renewed")
+        await moments.until("worker started", times=2)
+        renewing = [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-")]
+        goes_on.set()
+
+    assert renewing == [f"lease-{leases[1].me[:8]}"]
 
 
 async def test_a_worker_whose_connections_break_goes_on(
