@@ -31,7 +31,7 @@ MAY_HOLD: Final[Mapping[str, Mapping[str, int]]] = {
     "receiver": {"waypost-receiver": RECEIVER_CONNECTIONS, **HINTS},
     "desk": {},
 }
-"""What docs/limits.md says: how many connections a process of each role may hold at once, by their name."""
+"""As docs/limits.md has it: how many connections a process of each role may hold at once, by their name."""
 
 ACTIVITY: Final[LiteralString] = """
     select client_port, application_name
