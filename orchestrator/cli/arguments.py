@@ -12,6 +12,8 @@ from contracts.errors import shown
 from orchestrator.core.status import Status
 from orchestrator.settings import span
 
+BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"
+
 LISTED_MAX: Final = 10_000
 """Executions, endpoints or senders that one `list` shows."""
 
@@ -113,7 +115,14 @@ def add_registry(command: Command) -> None:
     )
     add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
     add.add_argument("name", metavar="NAME")
+    add.add_argument("--binary", action="store_true", help=BINARY)
     add_secret_options(add)
+    change = sender.add_parser("set", help="change what one may do")
+    change.add_argument("name", metavar="NAME")
+    either = change.add_mutually_exclusive_group(required=True)
+    either.add_argument("--binary", action="store_true", help=BINARY)
+    either.add_argument("--no-binary", action="store_false", dest="binary", help="it may do so no more")
+    add_output(change)
     add_output(sender.add_parser("list", help="who may post to us now"), "table")
 
 

@@ -233,6 +233,52 @@ def test_what_is_registered_is_listed_without_its_secrets(run: Run) -> None:
         assert secret not in endpoints.out + senders.out
 
 
+def test_a_sender_uses_binary_mode_only_where_that_was_said(run: Run) -> None:
+    for name, *options in (("bank",), ("stripe", "--binary")):
+        run("sender", "add", name, *options)
+
+    [_, *lines] = run("sender", "list").out.splitlines()
+    rows = run("sender", "list", "-o", "json").json
+
+    assert [line.split()[3:-1] for line in lines] == [["structured"], ["structured,", "binary"]]
+    assert [row["binary_mode"] for row in rows] == [False, True]
+
+
+def test_what_a_sender_may_do_is_changed_and_said(run: Run) -> None:
+    run("sender", "add", "bank")
+
+    on, off = (
+        run("sender", "set", "bank", "--binary"),
+        run("sender", "set", "bank", "--no-binary", "-o", "json"),
+    )
+
+    assert (on.code, on.out) == (0, "")
+    assert "sender bank may send events in these content modes: structured, binary." in one_line(on)
+    assert off.json == {"kind": "sender", "name": "bank", "binary_mode": False}
+    assert run("sender", "list", "-o", "json").json[0]["binary_mode"] is False
+
+
+def test_replacing_a_sender_takes_binary_mode_away_unless_it_is_said_again(run: Run) -> None:
+    run("sender", "add", "bank", "--binary")
+
+    for options, expected in (((), False), (("--binary",), True)):
+        run("sender", "add", "bank", "--replace", *options)
+
+        assert run("sender", "list", "-o", "json").json[0]["binary_mode"] is expected
+
+
+def test_a_sender_that_nobody_knows_cannot_be_changed(run: Run) -> None:
+    said = run("sender", "set", "nobody", "--binary")
+
+    assert said.code == 4
+    assert "no sender is named 'nobody'" in one_line(said)
+
+
+@pytest.mark.parametrize("options", [(), ("--binary", "--no-binary")])
+def test_changing_a_sender_says_one_thing(run: Run, options: tuple[str, ...]) -> None:
+    assert run("sender", "set", "bank", *options).code == 2
+
+
 @pytest.mark.parametrize("url", ["ftp://a.example", "http://10.0.0.1/", "https://u:p@a.example/", "https://"])
 def test_an_address_that_may_not_be_called_is_refused_with_2(run: Run, url: str) -> None:
     said = run("endpoint", "add", "payments", url)
