@@ -14,6 +14,9 @@ from orchestrator.settings import span
 
 BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"
 
+VERSION: Final = "0.1.0"
+"""That of pyproject.toml, which is not there where the packages are only copied."""
+
 LISTED_MAX: Final = 10_000
 """Executions, endpoints or senders that one `list` shows."""
 
@@ -64,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"waypost {VERSION}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help: str) -> argparse.ArgumentParser:  # noqa: A002  # argparse's own word
@@ -155,7 +159,7 @@ def add_operations(command: Command) -> None:
         help="a module with flows (else WAYPOST_FLOWS)",
     )
     start.add_argument("--wait", action="store_true", help="return when it has finished or is held")
-    start.add_argument("--timeout", type=duration, default="5m", help="of --wait (default: 5m)")
+    start.add_argument("--timeout", type=duration, help="of --wait (default: 5m)")
     add_output(start)
 
     show = command("show", "Show an execution: where it stands, its journal, its messages and their tries.")
