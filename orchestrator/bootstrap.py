@@ -30,6 +30,7 @@ from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import NOTIFY, Hints, running
 from orchestrator.worker import STEP_THREADS, Worker
 from receiver.ingress import Receiver
+from receiver.listener import CannotListen
 from relay.relay import Relay
 from relay.settings import RelaySettings
 
@@ -270,7 +271,10 @@ async def receiver(settings: Settings) -> None:
             return None if work.listening else "not yet"
 
         async with watch.serving(found, stop, listening=listening):
-            await work.serve(*settings.receiver_addr, stop)
+            try:
+                await work.serve(*settings.receiver_addr, stop)
+            except OSError as error:
+                raise CannotListen("WAYPOST_RECEIVER_ADDR", *settings.receiver_addr, error) from None
 
 
 def flows_of(settings: Settings, modules: Sequence[str]) -> Flows:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
@@ -30,6 +30,9 @@ from receiver.inbox import MailItem
 
 Json = Any
 Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
+
+UNDO_CODES: Final = frozenset({"undo-failed", "undo-unknown"})
+"""Why a person has to decide about an undo, and not about a step."""
 
 WORDS_MAX: Final = 500
 """Characters of a name or a reason that an operator gives."""
@@ -71,6 +74,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """A step that was done, or may have been, and stays so; `by` whom and for which `reason`, if a person said it."""
+
+    path: str
+    by: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionView:
     """One execution, whole: its row, its journal, its messages, and what holds it."""
 
@@ -88,6 +100,15 @@ class ExecutionView:
         return Waiting(said.get("code", ""), fact.path if fact is not None else "", said.get("reason", ""))
 
     @property
+    def stands(self) -> list[Standing]:
+        """What stands, as the end says it; before the end, what a person has decided to leave."""
+        left, last = {one.path: one for one in skipped(self.facts)}, self.facts[-1]
+        if last.kind != "finished":
+            return list(left.values())
+        paths: list[str] = json.loads(last.payload or "{}").get("stands", [])
+        return [left.get(path, Standing(path)) for path in paths]
+
+    @property
     def output(self) -> Json:
         """What the flow returned; None while it is under way, or when it failed."""
         last = self.facts[-1]
@@ -98,6 +119,17 @@ class ExecutionView:
         """The failure that ended the flow."""
         last = self.facts[-1]
         return json.loads(last.payload or "{}").get("error") if last.kind == "finished" else None
+
+
+def skipped(facts: Iterable[FactRow]) -> Iterator[Standing]:
+    """What persons left standing when its undo could not be done."""
+    undo_at = ""
+    for fact in facts:
+        said: dict[str, Json] = json.loads(fact.payload or "{}")
+        if fact.kind == "held":
+            undo_at = fact.path if said.get("code") in UNDO_CODES else ""
+        elif fact.kind == "resolved" and fact.path == undo_at and said.get("verdict") == "skip":
+            yield Standing(undo_at.rpartition("/undo")[0], said.get("by"), said.get("reason"))
 
 
 class Client:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 
-from contracts.errors import Conflict, ContractViolation, VaultError, WaypostError, shown
+from contracts.errors import Conflict, ContractViolation, NotFound, VaultError, WaypostError, shown
 from contracts.limits import NAME_BYTES_MAX
 from contracts.signature import Secret
 from contracts.vault import NONCE_BYTES, Vault, secret_context
@@ -57,6 +57,16 @@ class NameTaken(Conflict):
             " its secret cannot be shown again: when it is lost, --replace makes a new one"
         )
         self.kind = kind
+        self.name = name
+
+
+class UnknownSender(NotFound):
+    """Nobody of that name may post to us."""
+
+    code = "unknown-sender"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no sender is named {shown(name)}; `waypost sender list` shows who is")
         self.name = name
 
 
@@ -145,12 +155,15 @@ async def add_sender(
     *,
     name: str,
     secret: Secret | None = None,
+    binary_mode: bool = False,
     replace: bool = False,
     tenant: int = TENANT,
 ) -> Registered:
     """Register who may post to us, and what it signs with (a new secret by default).
 
-    With `replace` a name that is taken keeps nothing but this secret. Raises NotRegistered, NameTaken, WrongKey.
+    With `binary_mode` it may send events whose attributes are in headers, which the signature does not cover.
+    With `replace` a name that is taken keeps nothing but what is said here. Raises NotRegistered, NameTaken,
+    WrongKey.
     """
     problems = name_problems(name)
     if name == OURS:
@@ -160,12 +173,18 @@ async def add_sender(
     if not replace:
         await check_key(conn, vault)
     async with conn.transaction():
-        if not await store.add_sender(conn, name, tenant=tenant):
+        if not await store.add_sender(conn, name, binary_mode=binary_mode, tenant=tenant):
             if not replace:
                 raise NameTaken("sender", name)
-            await store.replace_sender(conn, name, tenant=tenant)
+            await store.replace_sender(conn, name, binary_mode=binary_mode, tenant=tenant)
             await store.forget_secrets(conn, "sender", name, tenant=tenant)
         return await add_secret(conn, vault, kind="sender", name=name, secret=secret, tenant=tenant)
+
+
+async def set_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int = TENANT) -> None:
+    """Say whether a sender may use the binary content mode; receivers know within seconds. Raises UnknownSender."""
+    if not await store.set_sender(conn, name, binary_mode=binary_mode, tenant=tenant):
+        raise UnknownSender(name)
 
 
 async def add_secret(

@@ -16,8 +16,8 @@ from receiver.senders import Sender
 class Arrival:
     """An event whose sender has proved itself.
 
-    `body` is what was signed. `causation` is the message that this may be the reply to, when it names one as
-    we name ours.
+    `body` is the event in structured JSON, as it is kept. `causation` is the message that this may be the reply
+    to, when it names one as we name ours.
     """
 
     sender: Sender

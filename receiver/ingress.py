@@ -19,7 +19,6 @@ from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
 from contracts import signature
-from contracts.envelope import decode_structured
 from contracts.errors import BadSignature, WaypostError, shown
 from contracts.observer import Observer, Silent
 from contracts.signature import Secret
@@ -34,6 +33,7 @@ from receiver.requests import (
     accepted,
     attributes_of,
     check_headers,
+    event_in,
     expect_nothing,
     problem,
     read,
@@ -141,7 +141,8 @@ class Receiver:
         proof = check_headers(request)
         body = await read(request, self.settings)
         sender = await self._authenticate(name, proof, body)
-        arrival = Arrival.of(sender, proof.message_id, decode_structured(body), body)
+        envelope, kept = event_in(request, body, binary_mode=sender.binary_mode)
+        arrival = Arrival.of(sender, proof.message_id, envelope, kept)
         posted = await self.intake.take(arrival)
         if posted.outcome == "stored":
             self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)
@@ -184,7 +185,9 @@ class Receiver:
         told = {} if error is None else {"error": str(error) if isinstance(error, WaypostError) else error}
         where = shown(request.path)
         self.observer.saw("request.refused", status=refusal.status, reason=refusal.reason, path=where, **told)
-        response = problem(refusal.status, refusal.headers, attributes=attributes_of(error))
+        response = problem(
+            refusal.status, refusal.headers, detail=refusal.detail, attributes=attributes_of(error)
+        )
         if not request.content.is_eof():
             response.force_close()
         return response

@@ -8,6 +8,8 @@ and the connection is closed. A head that is too large gets 400 too, where RFC 6
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
+from contracts.errors import WaypostError
 from contracts.limits import (
     RECEIVE_FIELD_BYTES_MAX,
     RECEIVE_HEADERS_MAX,
@@ -24,6 +27,36 @@ from contracts.limits import (
 from contracts.observer import Observer
 from receiver.requests import problem
 from receiver.settings import ReceiverSettings
+
+
+class CannotListen(WaypostError):
+    """An address cannot be listened on. `setting` is what says which one it is, `otherwise` what else may be done."""
+
+    code = "cannot-listen"
+
+    def __init__(self, setting: str, host: str, port: int, error: OSError, *, otherwise: str = "") -> None:
+        unnamed = (f"which cannot be used ({error.strerror or error})", "name another one")
+        fault, way = OBSTACLES.get(error.errno or 0, unnamed)
+        if isinstance(error, socket.gaierror):
+            fault, way = "whose host has no address", OF_THIS_MACHINE
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        ways = f"{way}, {otherwise}" if otherwise else way
+        super().__init__(f"{setting}: expected an address to listen on, found {at}, {fault}; {ways}")
+        self.setting = setting
+        self.host = host
+        self.port = port
+
+
+OF_THIS_MACHINE: Final = "name one of this machine, such as 127.0.0.1, or 0.0.0.0 for all it has"
+OBSTACLES: Final = {
+    errno.EADDRINUSE: (
+        "where something listens already",
+        "stop that, or name another port, or 0 for any free one",
+    ),
+    errno.EADDRNOTAVAIL: ("which is not of this machine", OF_THIS_MACHINE),
+    errno.EACCES: ("which this user may not use", "name a port above 1023"),
+}
+"""What may be in the way, and what to do about it."""
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 BACKLOG: Final = 1024

@@ -56,6 +56,7 @@ from contracts.observer import Observer
 from contracts.signature import Secret, verify
 from receiver import replies
 from receiver.handlers import Delivery, Failed, Handler, Registration
+from receiver.listener import CannotListen
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
 from receiver.replies import Poster, Reply
 
@@ -142,8 +143,14 @@ class Participant:
         return app
 
     def run(self, *, host: str = "127.0.0.1", port: int = 0, path: str = "/waypost") -> None:
-        """Serve until SIGTERM or SIGINT, then let runs end. Stdout says the address; port 0 takes any."""
-        asyncio.run(self._serve(host, port, path))
+        """Serve until SIGTERM or SIGINT, then let runs end. Stdout says the address; port 0 takes any.
+
+        Ends the process (SystemExit, with what to do) when it cannot listen there.
+        """
+        try:
+            asyncio.run(self._serve(host, port, path))
+        except CannotListen as error:
+            raise SystemExit(f"{self.name}: {error}") from None
 
     async def _serve(self, host: str, port: int, path: str) -> None:
         stop = asyncio.Event()
@@ -152,7 +159,10 @@ class Participant:
         runner = web.AppRunner(self.app(path), access_log=None, shutdown_timeout=DRAIN_SECONDS)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                raise CannotListen("run(host=, port=)", host, port, error) from None
             host, port, *_ = runner.addresses[0]
             print(f"{self.name} listens on http://{host}:{port}{path}", flush=True)  # noqa: T201  # data
             await stop.wait()

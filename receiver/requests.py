@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
@@ -13,11 +13,23 @@ from urllib.parse import unquote
 from aiohttp import web
 from multidict import CIMultiDict
 
-from contracts.envelope import CORE, STRUCTURED, media_type
+from contracts.binary import REQUIRED, decode_binary
+from contracts.envelope import (
+    ABSENT,
+    CORE,
+    STRUCTURED,
+    Envelope,
+    decode_structured,
+    encode_structured,
+    media_type,
+)
 from contracts.errors import BadSignature, MalformedEvent, Unavailable, WaypostError
 from contracts.limits import RETRY_AFTER_SECONDS
 from receiver.inbox import Posted
 from receiver.settings import ReceiverSettings
+
+FORMATS: Final = "application/cloudevents"
+"""How the media types of events begin: single ones, batches, and those of formats other than JSON."""
 
 SINGLE_HEADERS: Final = (
     "webhook-id",
@@ -30,13 +42,16 @@ SINGLE_HEADERS: Final = (
 
 
 class Refusal(Exception):
-    """A request ends here with `status`. `reason` is for operators only."""
+    """A request ends here with `status`. `reason` is for operators only, `detail` for whoever asked."""
 
-    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, reason: str, headers: Mapping[str, str] | None = None, *, detail: str = ""
+    ) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
         self.headers = dict(headers or {})
+        self.detail = detail
 
 
 def unavailable(reason: str, retry_after: int = RETRY_AFTER_SECONDS) -> Refusal:
@@ -78,8 +93,8 @@ def check_headers(request: web.BaseRequest) -> Proof:
         raise Refusal(400, "duplicate-header")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Refusal(415, "content-encoding")
-    if media_type(headers.get("content-type", "")) != STRUCTURED:
-        raise Refusal(415, "content-type")
+    if not (is_structured(request) or is_binary(request)):
+        raise Refusal(415, "content-type", detail=f"expected an event as {STRUCTURED}")
     proof = Proof(
         headers.get("webhook-id", ""),
         headers.get("webhook-timestamp", ""),
@@ -88,6 +103,37 @@ def check_headers(request: web.BaseRequest) -> Proof:
     if not (proof.message_id and proof.timestamp and proof.signature):
         raise BadSignature("missing")
     return proof
+
+
+def is_structured(request: web.BaseRequest) -> bool:
+    """Whether the body is the event; headers that repeat its attributes mean nothing then."""
+    return media_type(request.headers.get("content-type", "")) == STRUCTURED
+
+
+def is_binary(request: web.BaseRequest) -> bool:
+    """Whether the headers are the event's attributes. Formats that we do not read are no data."""
+    headers = request.headers
+    if media_type(headers.get("content-type", "")).startswith(FORMATS):
+        return False
+    return any(name in headers for name in REQUIRED)
+
+
+def event_in(request: web.BaseRequest, body: bytes, *, binary_mode: bool) -> tuple[Envelope, bytes]:
+    """The event of a request, and what is kept of it: structured JSON.
+
+    Of one in binary mode that is all of its attributes, and the bytes that were signed as `data_base64`.
+    Raises Refusal when the mode is not the sender's, MalformedEvent, MalformedJson.
+    """
+    if is_structured(request):
+        return decode_structured(body), body
+    if not binary_mode:
+        raise Refusal(
+            415,
+            "binary-mode",
+            detail=f"expected an event as {STRUCTURED}: this sender may not use the binary content mode",
+        )
+    envelope = decode_binary(request.headers.items(), body)
+    return envelope, encode_structured(replace(envelope, data=body or ABSENT))
 
 
 async def read(request: web.BaseRequest, settings: ReceiverSettings) -> bytes:
@@ -146,9 +192,13 @@ def accepted(posted: Posted) -> web.Response:
     return web.Response(status=202, body=ACCEPTED[posted.answer or "unmatched"], headers=headers.copy())
 
 
-def problem(status: int, headers: Mapping[str, str], *, attributes: tuple[str, ...] = ()) -> web.Response:
+def problem(
+    status: int, headers: Mapping[str, str], *, detail: str = "", attributes: tuple[str, ...] = ()
+) -> web.Response:
     """A problem document (RFC 9457): what the status says, and which attributes of an event are at fault."""
     members: dict[str, object] = {"title": HTTPStatus(status).phrase, "status": status}
+    if detail:
+        members["detail"] = detail
     if attributes:
         members["attributes"] = attributes
     fields = CIMultiDict(headers, **{"Content-Type": "application/problem+json", "Server": "waypost"})

@@ -28,17 +28,21 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who may post. `unreadable`: some secret of it could not be opened, which is our fault."""
+    """Somebody who may post. `unreadable`: some secret of it could not be opened, which is our fault.
+
+    `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover.
+    """
 
     tenant_id: int
     name: str
     state: Literal["enabled", "disabled", "retired"]
     secrets: tuple[Secret, ...]
     unreadable: bool = False
+    binary_mode: bool = False
 
 
 SENDER: Final[LiteralString] = """
-    select s.tenant_id, s.name, s.state, k.key_id, k.nonce, k.ciphertext
+    select s.tenant_id, s.state, s.binary_mode, k.key_id, k.nonce, k.ciphertext
       from waypost.tenant t
       join waypost.sender s using (tenant_id)
       left join waypost.secret k on k.tenant_id = s.tenant_id and k.owner_kind = 'sender' and k.owner_name =
@@ -57,7 +61,7 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
     rows = await (await conn.execute(SENDER, parameters)).fetchall()
     if not rows:
         return None
-    tenant_id, _, state = rows[0][:3]
+    tenant_id, state, binary_mode = rows[0][:3]
     secrets: list[Secret] = []
     unreadable = False
     for key_id, nonce, ciphertext in (row[3:] for row in rows if row[3] is not None):
@@ -67,7 +71,7 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
         except (VaultError, BadSecret) as error:
             unreadable = True
             observer.saw("secret.unreadable", error=error)
-    return Sender(tenant_id, sender, state, tuple(secrets), unreadable)
+    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode)
 
 
 class Senders:

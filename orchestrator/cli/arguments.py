@@ -12,6 +12,11 @@ from contracts.errors import shown
 from orchestrator.core.status import Status
 from orchestrator.settings import span
 
+BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"
+
+VERSION: Final = "0.1.0"
+"""That of pyproject.toml, which is not there where the packages are only copied."""
+
 LISTED_MAX: Final = 10_000
 """Executions, endpoints or senders that one `list` shows."""
 
@@ -62,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"waypost {VERSION}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help: str) -> argparse.ArgumentParser:  # noqa: A002  # argparse's own word
@@ -113,7 +119,14 @@ def add_registry(command: Command) -> None:
     )
     add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
     add.add_argument("name", metavar="NAME")
+    add.add_argument("--binary", action="store_true", help=BINARY)
     add_secret_options(add)
+    change = sender.add_parser("set", help="change what one may do")
+    change.add_argument("name", metavar="NAME")
+    either = change.add_mutually_exclusive_group(required=True)
+    either.add_argument("--binary", action="store_true", help=BINARY)
+    either.add_argument("--no-binary", action="store_false", dest="binary", help="it may do so no more")
+    add_output(change)
     add_output(sender.add_parser("list", help="who may post to us now"), "table")
 
 
@@ -146,7 +159,7 @@ def add_operations(command: Command) -> None:
         help="a module with flows (else WAYPOST_FLOWS)",
     )
     start.add_argument("--wait", action="store_true", help="return when it has finished or is held")
-    start.add_argument("--timeout", type=duration, default="5m", help="of --wait (default: 5m)")
+    start.add_argument("--timeout", type=duration, help="of --wait (default: 5m)")
     add_output(start)
 
     show = command("show", "Show an execution: where it stands, its journal, its messages and their tries.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator import bootstrap
 from orchestrator.cli import local
+from orchestrator.cli.failures import Failures
 from orchestrator.cli.local import Progress, Stopping
 from orchestrator.cli.output import Exit
 from orchestrator.cli.processes import Children
@@ -38,7 +39,8 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
         applied = await asyncio.to_thread(local.migrate, dsn)
         progress.done("migrate", f"{applied} migrations applied" if applied else "up to date")
         environment = local.environment_of(settings, folder=folder, dsn=dsn)
-        async with Children(environment=environment, logs=folder / "logs") as children:
+        hear = Failures(progress.failed)
+        async with Children(environment=environment, logs=folder / "logs", hear=hear) as children:
             stopping.children = children
             url = await local.start_receiver(
                 children, settings.receiver_addr, **local.health_of(settings, "receiver")

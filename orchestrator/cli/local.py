@@ -39,6 +39,9 @@ class Progress:
     def done(self, what: str, detail: object = "") -> None:
         note(f"  {self.good} {what:<12}{plain(detail):<68} {self.seconds:6.1f} s")
 
+    def failed(self, text: str) -> None:
+        self.line(f"{self.bad} {plain(text)}")
+
     def line(self, text: str = "") -> None:
         note(f"  {text}" if text else "")
 

@@ -27,10 +27,15 @@ from orchestrator.store.reading import ExecutionRow, FactRow
 from orchestrator.store.tries import TryRow, served, tries
 
 TENANT: Final = 1
+WAIT: Final = timedelta(minutes=5)  # of `start --wait`, if nothing else is said
 WORDS_CHARACTERS_MAX: Final = 100  # of a fact's data in a table; `-o json` has all of it
 
 
 def start(args: Namespace, settings: Settings) -> int:
+    if args.timeout is not None and not args.wait:
+        raise ContractViolation(
+            "--timeout: expected beside --wait, found without it; how long a step may take is said in the flow"
+        )
     return bootstrap.run(start_one(args, settings))
 
 
@@ -44,7 +49,7 @@ async def start_one(args: Namespace, settings: Settings) -> int:
             note(f"Key {plain(args.key)} was started before with this input; this is its execution.")
         if args.wait:
             note(f"started {started.execution_id}")
-            return await wait(client, started.execution_id, patience=args.timeout, shape=args.output)
+            return await wait(client, started.execution_id, patience=args.timeout or WAIT, shape=args.output)
     say(as_json(asdict(started)) if args.output == "json" else str(started.execution_id))
     return Exit.OK
 
@@ -107,6 +112,7 @@ def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
         "output": view.output,
         "error": view.error,
         "held": None if view.held is None else asdict(view.held),
+        "stands": [asdict(one) for one in view.stands],
         "journal": facts,
         "messages": [asdict(message) for message in view.messages],
         "tries": [asdict(one) for one in tried],
@@ -125,6 +131,7 @@ def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) 
                 f"{advice.unserved(view, is_served)}"
             ),
             *([f"decide: {decision}"] if (decision := advice.decision(view)) else []),
+            *([f"still standing: {standing}"] if (standing := advice.standing(view)) else []),
             f"created {ago(row.created_at, now=now)} ago{progress(row, now)}",
         )
     )

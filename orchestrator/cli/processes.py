@@ -28,6 +28,9 @@ FALLS_SECONDS: Final = 60.0
 REST_SECONDS: Final = 0.5  # before a process is started again; twice as long each time
 
 
+Hear = Callable[[str], None]
+
+
 class ProcessEnded(WaypostError):
     """A process that should go on has ended; its last line says why."""
 
@@ -55,6 +58,7 @@ class Child:
         *,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        hear: Hear = lambda _: None,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
@@ -63,15 +67,25 @@ class Child:
         self.log = log
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
         self._heard = asyncio.Event()
+        self._hear = hear
         self._readers = [
             asyncio.create_task(self._read(stream)) for stream in (process.stdout, process.stderr) if stream
         ]
 
     @classmethod
     async def start(
-        cls, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], logs: Path
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        logs: Path,
+        hear: Hear = lambda _: None,
     ) -> Child:
-        """`python -m arguments…`, in a session of its own: Ctrl-C reaches us, and we stop it in order."""
+        """`python -m arguments…`, in a session of its own: Ctrl-C reaches us, and we stop it in order.
+
+        `hear` is given each line that it says.
+        """
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -85,7 +99,9 @@ class Child:
             limit=LINE_BYTES_MAX,
             preexec_fn=die_with_parent,
         )
-        return cls(name, process, logs / f"{name}.log", arguments=arguments, environment=environment)
+        return cls(
+            name, process, logs / f"{name}.log", arguments=arguments, environment=environment, hear=hear
+        )
 
     async def says(self, pattern: str, *, seconds: float = 60.0) -> re.Match[str]:
         """The first line that matches. Raises ProcessEnded, TimeoutError."""
@@ -136,6 +152,7 @@ class Child:
                 log.write(line)
                 log.flush()
                 self.lines.append(line.decode("utf-8", "replace").rstrip())
+                self._hear(self.lines[-1])
                 self._heard.set()
         self._heard.set()
 
@@ -143,9 +160,10 @@ class Child:
 class Children:
     """Those that run now. Leaving stops them all, in the reverse order of their start."""
 
-    def __init__(self, *, environment: Mapping[str, str], logs: Path) -> None:
+    def __init__(self, *, environment: Mapping[str, str], logs: Path, hear: Hear = lambda _: None) -> None:
         self.environment = dict(environment)
         self.logs = logs
+        self.hear = hear
         self.all: list[Child] = []
 
     async def __aenter__(self) -> Self:
@@ -158,7 +176,11 @@ class Children:
 
     async def start(self, name: str, *arguments: str, **environment: str) -> Child:
         child = await Child.start(
-            name, arguments, environment={**self.environment, **environment}, logs=self.logs
+            name,
+            arguments,
+            environment={**self.environment, **environment},
+            logs=self.logs,
+            hear=self.hear,
         )
         self.all.append(child)
         return child
@@ -193,7 +215,13 @@ class Children:
         await asyncio.sleep(REST_SECONDS * 2 ** (len(falls) - 1))
         self.all.remove(child)
         self.all.append(
-            await Child.start(child.name, child.arguments, environment=child.environment, logs=self.logs)
+            await Child.start(
+                child.name,
+                child.arguments,
+                environment=child.environment,
+                logs=self.logs,
+                hear=self.hear,
+            )
         )
 
 

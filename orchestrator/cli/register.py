@@ -15,7 +15,7 @@ from pathlib import Path
 from contracts.signature import Secret
 from orchestrator import bootstrap, registry
 from orchestrator.cli.arguments import LISTED_MAX
-from orchestrator.cli.output import Exit, ago, as_json, note, say, table
+from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
 from orchestrator.registry import Registered
 from orchestrator.settings import Settings
 from orchestrator.store import registry as store
@@ -48,6 +48,9 @@ async def add_endpoint(args: Namespace, settings: Settings) -> Registered:
 def sender(args: Namespace, settings: Settings) -> int:
     if args.verb == "list":
         return list_senders(bootstrap.run(senders(settings)), args.output)
+    if args.verb == "set":
+        bootstrap.run(set_sender(args, settings))
+        return changed(args)
     added = bootstrap.run(add_sender(args, settings))
     return show(added, args.output, use="the service signs its replies with it")
 
@@ -55,8 +58,32 @@ def sender(args: Namespace, settings: Settings) -> int:
 async def add_sender(args: Namespace, settings: Settings) -> Registered:
     async with bootstrap.connection(settings) as conn:
         return await registry.add_sender(
-            conn, settings.vault(), name=args.name, secret=given(args.secret_file), replace=args.replace
+            conn,
+            settings.vault(),
+            name=args.name,
+            secret=given(args.secret_file),
+            binary_mode=args.binary,
+            replace=args.replace,
         )
+
+
+async def set_sender(args: Namespace, settings: Settings) -> None:
+    async with bootstrap.connection(settings) as conn:
+        await registry.set_sender(conn, args.name, binary_mode=args.binary)
+
+
+def changed(args: Namespace) -> int:
+    if args.output == "json":
+        say(as_json({"kind": "sender", "name": args.name, "binary_mode": args.binary}))
+    else:
+        note(
+            f"sender {plain(args.name)} may send events in these content modes: {modes(binary=args.binary)}."
+        )
+    return Exit.OK
+
+
+def modes(*, binary: bool) -> str:
+    return "structured, binary" if binary else "structured"
 
 
 def given(path: str | None) -> Secret | None:
@@ -124,6 +151,9 @@ def list_senders(found: Sequence[SenderRow], shape: str) -> int:
         say(as_json([asdict(row) for row in found]))
         return Exit.OK
     now = datetime.now(UTC)
-    rows = ((row.name, row.state, row.secrets, ago(row.created_at, now=now)) for row in found)
-    say(table(("SENDER", "STATE", "SECRETS", "AGE"), rows))
+    rows = (
+        (row.name, row.state, row.secrets, modes(binary=row.binary_mode), ago(row.created_at, now=now))
+        for row in found
+    )
+    say(table(("SENDER", "STATE", "SECRETS", "MODES", "AGE"), rows))
     return Exit.OK

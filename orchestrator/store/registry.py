@@ -85,29 +85,44 @@ async def replace_endpoint(conn: Connection, endpoint: NewEndpoint, *, tenant: i
 
 
 ADD_SENDER: Final[LiteralString] = """
-    insert into waypost.sender (tenant_id, name)
-    values (%(tenant)s::int, %(name)s::text)
+    insert into waypost.sender (tenant_id, name, binary_mode)
+    values (%(tenant)s::int, %(name)s::text, %(binary_mode)s::boolean)
         on conflict (tenant_id, name) do nothing
 """
 
 
-async def add_sender(conn: Connection, name: str, *, tenant: int) -> bool:
+async def add_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> bool:
     """Whether it was added; false when the name is taken."""
-    cursor = await conn.execute(ADD_SENDER, {"tenant": tenant, "name": name})
+    cursor = await conn.execute(ADD_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
     return cursor.rowcount == 1
 
 
-REPLACE_SENDER: Final[LiteralString] = """
+SET_SENDER: Final[LiteralString] = """
     update waypost.sender
-       set state = 'enabled'
+       set binary_mode = %(binary_mode)s::boolean
      where tenant_id = %(tenant)s::int
        and name = %(name)s::text
 """
 
 
-async def replace_sender(conn: Connection, name: str, *, tenant: int) -> None:
+async def set_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> bool:
+    """Whether there is a sender of that name."""
+    cursor = await conn.execute(SET_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
+    return cursor.rowcount == 1
+
+
+REPLACE_SENDER: Final[LiteralString] = """
+    update waypost.sender
+       set state = 'enabled',
+           binary_mode = %(binary_mode)s::boolean
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def replace_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> None:
     """As if it were new: enabled."""
-    await conn.execute(REPLACE_SENDER, {"tenant": tenant, "name": name})
+    await conn.execute(REPLACE_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
 
 
 FORGET_SECRETS: Final[LiteralString] = """
@@ -189,12 +204,13 @@ class SenderRow:
 
     name: str
     state: str
+    binary_mode: bool
     secrets: int
     created_at: datetime
 
 
 READ_SENDERS: Final[LiteralString] = """
-    select d.name, d.state,
+    select d.name, d.state, d.binary_mode,
            (select count(*)
               from waypost.secret s
              where s.tenant_id = d.tenant_id

@@ -21,10 +21,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from contracts.errors import WaypostError
 from contracts.observer import Observer, Silent
 from orchestrator.settings import Address
-from receiver.listener import Listening, listen
+from receiver.listener import CannotListen, Listening, listen
 from receiver.requests import problem
 from receiver.settings import ReceiverSettings
 
@@ -38,19 +37,6 @@ Check = Callable[[], Awaitable[str | None]]
 """What is in the way of being ready; None when nothing is."""
 
 TEXT: Final = "text/plain; charset=utf-8"
-
-
-class HealthTaken(WaypostError):
-    """The address that was asked for cannot be listened on."""
-
-    code = "health-address"
-
-    def __init__(self, address: Address, error: OSError) -> None:
-        why = "one that is in use" if error.errno == errno.EADDRINUSE else f"{error.strerror or error}"
-        super().__init__(
-            f"WAYPOST_HEALTH_ADDR: expected an address to listen on, found {why}: {address};"
-            " name another port, 0 for any, or `off`"
-        )
 
 
 class Health:
@@ -106,7 +92,7 @@ async def serving(
 ) -> AsyncGenerator[None]:
     """Answer at `address` within the block; the moment `health.started` says where. None: nowhere.
 
-    Who asked for this address (`fixed`) gets HealthTaken when it cannot be had; else any free port will do.
+    Who asked for this address (`fixed`) gets CannotListen when it cannot be had; else any free port will do.
     """
     if address is None:
         yield
@@ -128,5 +114,5 @@ async def bound(stack: AsyncExitStack, health: Health, address: Address, *, fixe
             )
         except OSError as error:
             if fixed or port == 0 or error.errno != errno.EADDRINUSE:
-                raise HealthTaken(address, error) from None
+                raise CannotListen("WAYPOST_HEALTH_ADDR", *address, error, otherwise="or say `off`") from None
     raise AssertionError("the last port is any, or raises")

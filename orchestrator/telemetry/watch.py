@@ -37,7 +37,7 @@ class Watch:
     async def serving(self, pool: Pool, stop: asyncio.Event, **checks: Check) -> AsyncGenerator[None]:
         """Answer within the block. It is ready until `stop`, as long as the database and all `checks` say so.
 
-        Raises HealthTaken.
+        Raises CannotListen.
         """
         if self._meters is None:
             yield

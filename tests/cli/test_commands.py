@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
+import tomllib
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -12,7 +15,9 @@ from psycopg import sql
 
 from contracts.signature import Secret
 from orchestrator.cli import COMMANDS
+from receiver.listener import CannotListen
 from tests.cli.conftest import KEY, Run, RunIn, Said
+from tests.cli.processes import ROOT
 from tests.cluster import Cluster
 
 ORDER = '{"id": "order-1", "customer": "ada", "total": 4200}'
@@ -231,6 +236,52 @@ def test_what_is_registered_is_listed_without_its_secrets(run: Run) -> None:
     assert run("sender", "list", "-o", "json").json[0]["name"] == "bank"
     for secret in (endpoint.out.strip(), sender.out.strip()):
         assert secret not in endpoints.out + senders.out
+
+
+def test_a_sender_uses_binary_mode_only_where_that_was_said(run: Run) -> None:
+    for name, *options in (("bank",), ("stripe", "--binary")):
+        run("sender", "add", name, *options)
+
+    [_, *lines] = run("sender", "list").out.splitlines()
+    rows = run("sender", "list", "-o", "json").json
+
+    assert [line.split()[3:-1] for line in lines] == [["structured"], ["structured,", "binary"]]
+    assert [row["binary_mode"] for row in rows] == [False, True]
+
+
+def test_what_a_sender_may_do_is_changed_and_said(run: Run) -> None:
+    run("sender", "add", "bank")
+
+    on, off = (
+        run("sender", "set", "bank", "--binary"),
+        run("sender", "set", "bank", "--no-binary", "-o", "json"),
+    )
+
+    assert (on.code, on.out) == (0, "")
+    assert "sender bank may send events in these content modes: structured, binary." in one_line(on)
+    assert off.json == {"kind": "sender", "name": "bank", "binary_mode": False}
+    assert run("sender", "list", "-o", "json").json[0]["binary_mode"] is False
+
+
+def test_replacing_a_sender_takes_binary_mode_away_unless_it_is_said_again(run: Run) -> None:
+    run("sender", "add", "bank", "--binary")
+
+    for options, expected in (((), False), (("--binary",), True)):
+        run("sender", "add", "bank", "--replace", *options)
+
+        assert run("sender", "list", "-o", "json").json[0]["binary_mode"] is expected
+
+
+def test_a_sender_that_nobody_knows_cannot_be_changed(run: Run) -> None:
+    said = run("sender", "set", "nobody", "--binary")
+
+    assert said.code == 4
+    assert "no sender is named 'nobody'" in one_line(said)
+
+
+@pytest.mark.parametrize("options", [(), ("--binary", "--no-binary")])
+def test_changing_a_sender_says_one_thing(run: Run, options: tuple[str, ...]) -> None:
+    assert run("sender", "set", "bank", *options).code == 2
 
 
 @pytest.mark.parametrize("url", ["ftp://a.example", "http://10.0.0.1/", "https://u:p@a.example/", "https://"])
@@ -470,6 +521,14 @@ def test_hostile_data_reaches_no_terminal(run: Run) -> None:
         assert all(line.isprintable() for line in said.out.splitlines())
 
 
+def test_a_timeout_without_waiting_is_wrong_usage_and_starts_nothing(run: Run) -> None:
+    said = run("start", "order", "--input", ORDER, "--timeout", "3s")
+
+    assert (said.code, said.out) == (2, "")
+    assert "--timeout: expected beside --wait" in one_line(said)
+    assert run("list", "-o", "json").json == []
+
+
 def test_show_as_json_is_whole(run: Run) -> None:
     execution = run("start", "order", "--input", ORDER).out.strip()
 
@@ -479,6 +538,53 @@ def test_show_as_json_is_whole(run: Run) -> None:
     assert [fact["kind"] for fact in shown["journal"]] == ["started"]
     assert shown["journal"][0]["payload"]["input"]["total"] == 4200
     assert (shown["messages"], shown["tries"], shown["held"]) == ([], [], None)
+
+
+# ---- version, addresses ------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_project(run_in: RunIn) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    said = run_in({}, "--version")
+
+    assert (said.code, said.out) == (0, f"waypost {project['version']}\n")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_address_that_is_taken_is_said_with_its_setting_and_what_to_do(
+    run_in: RunIn, environment: dict[str, str], host: str
+) -> None:
+    family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+
+        said = run_in({**environment, "WAYPOST_RECEIVER_ADDR": address}, "receiver")
+
+    assert said.code == 1
+    assert said.err.splitlines()[-1] == (
+        f"waypost: WAYPOST_RECEIVER_ADDR: expected an address to listen on, found {address}, where something listens"
+        " already; stop that, or name another port, or 0 for any free one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [("192.0.2.1:0", "which is not of this machine"), ("nowhere.invalid:0", "whose host has no address")],
+)
+def test_an_address_of_another_machine_or_of_none_is_said(
+    run_in: RunIn, environment: dict[str, str], address: str, fault: str
+) -> None:
+    said = run_in({**environment, "WAYPOST_RECEIVER_ADDR": address}, "receiver")
+
+    assert said.code == 1
+    assert f"found {address}, {fault}; name one of this machine" in said.err.splitlines()[-1]
+
+
+def test_a_port_that_only_others_may_use_is_said() -> None:
+    error = CannotListen("WAYPOST_RECEIVER_ADDR", "127.0.0.1", 80, PermissionError(errno.EACCES, "denied"))
+
+    assert str(error).endswith("found 127.0.0.1:80, which this user may not use; name a port above 1023")
 
 
 # ---- flows and databases that cannot be used ---------------------------------------------------------------

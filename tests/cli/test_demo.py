@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -251,6 +252,37 @@ def exported(environment: str) -> dict[str, str]:
     """What an environment file exports, but for the path."""
     words = (shlex.split(line)[1].partition("=") for line in environment.splitlines() if line)
     return {name: value for name, _, value in words if name != "PATH"}
+
+
+def test_dev_tells_the_first_try_that_fails(dsn: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {
+        "WAYPOST_DATABASE_URL": dsn,
+        "WAYPOST_DATA_DIR": str(data),
+        "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    order = json.dumps({"id": "a", "customer": "b", "total": 1})
+    words = (
+        ("endpoint", "add", "inventory", f"http://127.0.0.1:{port}/"),
+        ("start", "order", "--input", order),
+    )
+
+    with running(waypost("dev", "examples.shop.flows"), environment=settings, output=tmp_path / "out") as dev:
+        dev.until_said("Ctrl-C stops")
+        for command in words:
+            subprocess.run(
+                waypost(*command),
+                env={**exported((data / "environment").read_text()), "PYTHONPATH": str(ROOT)},
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
+        dev.until_said("endpoint inventory, try 1: connection-refused; it is tried again")
+        code = dev.end()
+
+    assert code == 0
 
 
 def test_dev_takes_another_port_when_its_own_is_taken_and_says_so(folder: Path, tmp_path: Path) -> None:

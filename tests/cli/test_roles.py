@@ -72,7 +72,7 @@ def test_a_health_address_that_is_taken_ends_the_part_and_says_what_to_do(
             code = process.process.wait(30)
 
     assert code == 1
-    assert f"WAYPOST_HEALTH_ADDR: expected an address to listen on, found one that is in use: {address}" in (
+    assert f"WAYPOST_HEALTH_ADDR: expected an address to listen on, found {address}, where something" in (
         process.said()
     )
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from orchestrator import Context, Retry, workflow
-from orchestrator.client import Client
+from orchestrator import Context, Refused, Retry, local, workflow
+from orchestrator.cli.operations import described
+from orchestrator.client import Client, ExecutionView, Standing, Started
 from orchestrator.core.machine import Machine
 from orchestrator.flows import Flows
 from orchestrator.store import commits, executions
 from orchestrator.store.database import Connection
 from tests.engine.conftest import Working
-from tests.engine.flows import CALLS, triple
+from tests.engine.flows import CALLS, declines, double, triple, undo_double
 from tests.engine.test_trouble import dead_worker, expire, turn_of
 from tests.engine.test_worker import kinds
 from tests.invariants import broken
@@ -29,6 +31,17 @@ def fresh() -> Iterator[None]:
 @workflow(name="lost", version="1")
 async def lost(ctx: Context, n: int) -> int:
     return await ctx.step(triple, n, retry=Retry(attempts=1), unknown="hold")
+
+
+def undo_fails(n: int) -> None:
+    raise Refused("closed", f"{n} stays")
+
+
+@workflow(name="stays", version="1")
+async def stays(ctx: Context, n: int) -> None:
+    await ctx.step(double, n, undo=local(undo_double, n))
+    await ctx.step(triple, n, undo=local(undo_fails, n))
+    await ctx.step(declines, "sold-out")
 
 
 async def die_running(conn: Connection, flow: str) -> None:
@@ -67,3 +80,38 @@ async def test_a_step_that_is_held_because_its_worker_died_says_so_and_can_be_re
         "started", "asked triple", "orphaned", "ended triple", "held triple", "resolved triple", "finished",
     ]  # fmt: skip
     assert await broken(conn) == []
+
+
+async def test_what_a_person_left_standing_is_shown_from_then_on_with_name_and_reason(
+    working: Working, client: Client
+) -> None:
+    started = await client.start(stays, 1)
+
+    async with working(flows=Flows([stays])):
+        held = await client.wait(started.execution_id, seconds=30)
+        await client.resolve(
+            started.execution_id, "triple/undo", "retry", by="bob", reason="it may be open now"
+        )
+        again = await seen(
+            client, started, lambda it: it.held is not None and it.held.path == "triple/undo#2"
+        )
+        await client.resolve(started.execution_id, "triple/undo#2", "skip", by="ann", reason="it is paid")
+        view = await seen(client, started, lambda it: it.row.finished_at is not None)
+
+    assert (held.stands, again.stands) == ([], [])
+    assert (view.row.status, view.stands) == ("failed", [Standing("triple", "ann", "it is paid")])
+    assert "still standing: triple (left by ann: it is paid)" in "\n".join(
+        described(view, [], is_served=True)
+    )
+    before_the_end = replace(view, facts=view.facts[:-1])
+    assert before_the_end.stands == view.stands
+
+
+async def seen(client: Client, started: Started, condition: Callable[[ExecutionView], bool]) -> ExecutionView:
+    """The execution once `condition` holds."""
+
+    async def holds() -> bool:
+        return condition(await client.show(started.execution_id))
+
+    await until(holds, what="what is waited for")
+    return await client.show(started.execution_id)

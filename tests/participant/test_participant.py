@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -582,3 +583,18 @@ async def test_a_reply_can_be_the_answer_and_is_the_same_bytes_each_time() -> No
 def test_a_participant_that_could_not_reply_is_not_made() -> None:
     with pytest.raises(TypeError, match="expected receiver_url= and secret=, or reply_in_answer=True"):
         Participant(name="payments", accepts={"/waypost": COMMANDS}, memory=LocalMemory())
+
+
+def test_a_port_that_is_taken_ends_the_service_with_what_to_do() -> None:
+    payments = Participant(
+        name="payments", accepts={"/waypost": COMMANDS}, memory=LocalMemory(), reply_in_answer=True
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            payments.run(port=port)
+
+    assert str(ended.value) == (
+        f"payments: run(host=, port=): expected an address to listen on, found 127.0.0.1:{port}, where something"
+        " listens already; stop that, or name another port, or 0 for any free one"
+    )

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from psycopg import AsyncConnection, sql
@@ -30,6 +31,7 @@ VAULT: Final = Vault(bytes(range(32)))
 SECRET: Final = Secret.of(b"the secret of payments, 24 bytes and more")
 OTHER: Final = Secret.of(b"a secret that nobody has, also 24 bytes and more")
 PATIENCE_SECONDS: Final = 30.0
+VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 
 Headers = list[tuple[str, str]]
 
@@ -175,6 +177,27 @@ def request(
     return "\r\n".join(lines).encode("utf-8", "surrogateescape") + payload
 
 
+def in_headers(
+    event: Mapping[str, Any],
+    *,
+    body: bytes | None = None,
+    content_type: str | None = "application/json",
+    replace: Mapping[str, str | None] | None = None,
+    more: Headers | None = None,
+    **how: Any,
+) -> bytes:
+    """The signed request of `event` in the binary content mode; `body` instead of its data."""
+    attributes = {name: str(value) for name, value in event.items() if name != "data"}
+    said = {f"ce-{name}": quote(value, safe=VISIBLE) for name, value in attributes.items()}
+    payload = json.dumps(event.get("data")).encode() if body is None else body
+    return request(
+        payload,
+        replace={"content-type": content_type, **(replace or {})},
+        more=[*said.items(), *(more or [])],
+        **how,
+    )
+
+
 def signature(secret: Secret, message_id: str, at: int, payload: bytes) -> str:
     try:
         return sign([secret], message_id=message_id, timestamp=at, body=payload)
@@ -191,15 +214,16 @@ async def add_sender(
     secret: Secret = SECRET,
     key_id: str = "1",
     expires_at: datetime | None = None,
+    binary_mode: bool = False,
 ) -> None:
     """A sender, or one more secret of it."""
     await conn.execute(
         """
-        insert into waypost.sender (tenant_id, name, state)
-        values (%s, %s, %s)
+        insert into waypost.sender (tenant_id, name, state, binary_mode)
+        values (%s, %s, %s, %s)
             on conflict do nothing
         """,
-        (tenant, name, state),
+        (tenant, name, state, binary_mode),
     )
     nonce = hashlib.sha256(f"{tenant}/{name}/{key_id}".encode()).digest()[:12]
     owner = secret_context(tenant=tenant, owner_kind="sender", owner_name=name, key_id=key_id)

@@ -13,7 +13,8 @@ from orchestrator.settings import Address, Settings
 from orchestrator.store import database
 from orchestrator.store.database import Pool
 from orchestrator.telemetry import watch
-from orchestrator.telemetry.health import Check, Health, HealthTaken, serving
+from orchestrator.telemetry.health import Check, Health, serving
+from receiver.listener import CannotListen
 from tests.moments import Moments
 from tests.receiver.world import Answer
 
@@ -106,7 +107,7 @@ async def test_an_address_that_was_asked_for_and_is_taken_is_an_error_that_names
     busy, address = taken()
     with (
         busy,
-        pytest.raises(HealthTaken, match=rf"in use: {address}; name another port, 0 for any, or `off`"),
+        pytest.raises(CannotListen, match=rf"WAYPOST_HEALTH_ADDR: .*found {address}, where .* or say `off`"),
     ):
         async with serving(Health({}, bytes), address, fixed=True, observer=Moments()):
             pass
@@ -114,7 +115,7 @@ async def test_an_address_that_was_asked_for_and_is_taken_is_an_error_that_names
 
 async def test_an_address_that_nobody_has_is_one_too() -> None:
     nowhere = Address("192.0.2.1", 8082)
-    with pytest.raises(HealthTaken, match=r"found .*: 192\.0\.2\.1:8082"):
+    with pytest.raises(CannotListen, match=r"found 192\.0\.2\.1:8082, which is not of this machine"):
         async with serving(Health({}, bytes), nowhere, fixed=False, observer=Moments()):
             pass
 
