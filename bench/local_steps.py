@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, LiteralString
@@ -19,11 +19,15 @@ from bench import verify
 from bench.environment import ROOT, peers_python
 from bench.measure import Count, reported
 from bench.report import Bar, Result
+from bench.schedule import Say, Schedule, spread
 from bench.server import Server
 
 NAME: Final = "local_steps"
 IN_FLIGHT: Final = (20, 64, 200)
-BARS: Final = (Bar("dbos", 20), Bar("absurd", 8))
+TIMES_MIN: Final[Mapping[str, float]] = {"dbos": 20, "absurd": 8}
+SETTINGS: Final[Mapping[str, str]] = {}
+WARM_UP_SECONDS: Final = 1.5
+WINDOW_SECONDS: Final = 4.0
 START_AND_DRAIN_MAX_SECONDS: Final = 120.0
 
 
@@ -96,17 +100,9 @@ class Broken(Exception):
         super().__init__(f"{cell}: {last_words.strip()[-2000:]}")
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How often and how long, in seconds, each cell is measured."""
-
-    rounds: int
-    warm_up: float
-    window: float
-
-
-def run(server: Server, schedule: Schedule, say: Callable[[str], None]) -> Result:
+def run(server: Server, schedule: Schedule, say: Say) -> Result:
     """Measure all cells. Raises Broken, and verify.NotDone when a database does not hold what was counted."""
+    warm_up, window = schedule.warm_up or WARM_UP_SECONDS, schedule.window or WINDOW_SECONDS
     say("installing the peers into .waypost/bench, if they are not there")
     peers = peers_python()
     cells = [
@@ -119,22 +115,22 @@ def run(server: Server, schedule: Schedule, say: Callable[[str], None]) -> Resul
     for number in range(1, schedule.rounds + 1):
         for place, cell in enumerate(cells, 1):
             python = Path(sys.executable) if cell.system is WAYPOST else peers
-            rate = measure(server, python, cell, schedule).rate
+            rate = measure(server, python, cell, warm_up=warm_up, window=window).rate
             rates[cell].append(rate)
             where = f"round {number}/{schedule.rounds}, {place:2}/{len(cells)}"
             say(f"{where}: {cell!s:36} {rate:8,.0f} executions/s")
-    return judged(rates, schedule)
+    return judged(rates, warm_up=warm_up, window=window)
 
 
-def measure(server: Server, python: Path, cell: Cell, schedule: Schedule) -> Count:
+def measure(server: Server, python: Path, cell: Cell, *, warm_up: float, window: float) -> Count:
     """One measurement of one cell, proved by its database."""
     with server.database(f"{cell.system.name}_{cell.in_flight}") as dsn:
         command = [
             *(python, "-m", cell.system.module, "--dsn", dsn, "--variant", cell.variant),
             *("--in-flight", str(cell.in_flight)),
-            *("--warm-up", str(schedule.warm_up), "--window", str(schedule.window)),
+            *("--warm-up", str(warm_up), "--window", str(window)),
         ]
-        limit = START_AND_DRAIN_MAX_SECONDS + schedule.warm_up + schedule.window
+        limit = START_AND_DRAIN_MAX_SECONDS + warm_up + window
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit, cwd=ROOT)
         if ended.returncode != 0:
             raise Broken(cell, ended.stderr or ended.stdout)
@@ -143,7 +139,7 @@ def measure(server: Server, python: Path, cell: Cell, schedule: Schedule) -> Cou
         return count
 
 
-def judged(rates: Mapping[Cell, Sequence[float]], schedule: Schedule) -> Result:
+def judged(rates: Mapping[Cell, Sequence[float]], *, warm_up: float, window: float) -> Result:
     """What the rounds come to."""
     best = {
         system.name: max(
@@ -154,12 +150,14 @@ def judged(rates: Mapping[Cell, Sequence[float]], schedule: Schedule) -> Result:
         for system in SYSTEMS
     }
     ours = best[WAYPOST.name]
+    versus = {peer: ours / best[peer] for peer in TIMES_MIN}
+    rounds = min(map(len, rates.values()))
     return Result(
         name=NAME,
         unit="executions/s",
         value=ours,
-        versus={peer: ours / figure for peer, figure in best.items() if peer != WAYPOST.name},
-        bars=BARS,
+        versus=versus,
+        bars=[Bar(f"times {peer}", versus[peer], least=times) for peer, times in TIMES_MIN.items()],
         headings=("system, how", *(f"{in_flight} in flight" for in_flight in IN_FLIGHT)),
         rows=[
             row(system, variant, rates)
@@ -168,8 +166,8 @@ def judged(rates: Mapping[Cell, Sequence[float]], schedule: Schedule) -> Result:
         ],
         notes=(
             (
-                f"The median of {schedule.rounds} rounds (the lowest to the highest); a window of "
-                f"{schedule.window:g} s after {schedule.warm_up:g} s of warming up; a new database each time."
+                f"The median of {rounds} rounds (the lowest to the highest); a window of {window:g} s after "
+                f"{warm_up:g} s of warming up; a new database each time."
             ),
             *NOTES,
             *(system.note for system in SYSTEMS),
@@ -195,5 +193,5 @@ def row(system: System, variant: str, rates: Mapping[Cell, Sequence[float]]) -> 
     found = [rates[Cell(system, variant, in_flight)] for in_flight in IN_FLIGHT]
     return [
         f"{system.name}, {variant}" + (" (beyond)" if variant in system.beyond else ""),
-        *(f"{statistics.median(of):,.0f} ({min(of):,.0f} to {max(of):,.0f})" for of in found),
+        *map(spread, found),
     ]

@@ -4,67 +4,109 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How many times the figure of `peer` ours must be."""
+    """What a figure must be: `found` `what`, at least `least` or at most `most` of it."""
 
-    peer: str
-    at_least: float
+    what: str
+    found: float
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """A figure that is no number meets nothing."""
+        return (self.least is None or self.found >= self.least) and (
+            self.most is None or self.found <= self.most
+        )
+
+    def __str__(self) -> str:
+        bound = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+        return f"{figure(self.found)} {self.what}, expected {bound}: {'met' if self.is_met else 'MISSED'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One bench: our figure, what it is of each peer's, and the rows that it comes from."""
+    """One bench: its figure, what that is of each peer's, all other `figures`, and the rows that they come from."""
 
     name: str
     unit: str
     value: float
-    versus: Mapping[str, float]
     bars: Sequence[Bar]
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
+    versus: Mapping[str, float] = field(default_factory=dict[str, float])
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def missed(self) -> list[str]:
         """Each bar that was not reached, in words."""
-        return [
-            f"{self.name}: {self.versus[bar.peer]:.1f} times {bar.peer}, expected at least {bar.at_least:g}"
-            for bar in self.bars
-            if self.versus[bar.peer] < bar.at_least
-        ]
+        return [f"{self.name}: {bar}" for bar in self.bars if not bar.is_met]
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": self.name,
+            "unit": self.unit,
+            "value": round(self.value, 2),
+            "versus": {peer: round(ratio, 2) for peer, ratio in self.versus.items()},
+            "figures": {name: round(value, 2) for name, value in self.figures.items()},
+            "bars": [
+                {
+                    "what": bar.what,
+                    "found": round(bar.found, 2),
+                    "least": bar.least,
+                    "most": bar.most,
+                    "met": bar.is_met,
+                }
+                for bar in self.bars
+            ],
+        }
+        return {name: value for name, value in found.items() if value not in ({}, [])}
 
 
-def write(results: Sequence[Result], *, setting: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A result, and the load average of the machine (over one minute) before and after it was taken."""
+
+    result: Result
+    load_before: float
+    load_after: float
+
+
+def write(taken: Sequence[Taken], *, setting: str) -> None:
     """Write both files. `setting` says on what machine and server the figures were taken."""
     listed = [
-        {
-            "name": result.name,
-            "unit": result.unit,
-            "value": round(result.value, 1),
-            "versus": {peer: round(ratio, 2) for peer, ratio in result.versus.items()},
-        }
-        for result in results
+        {**one.result.as_json(), "load": [round(one.load_before, 2), round(one.load_after, 2)]}
+        for one in taken
     ]
     (HERE / "results.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-    (HERE / "RESULTS.md").write_text(page(results, setting=setting), encoding="utf-8")
+    (HERE / "RESULTS.md").write_text(page(taken, setting=setting), encoding="utf-8")
 
 
-def page(results: Sequence[Result], *, setting: str) -> str:
+def page(taken: Sequence[Taken], *, setting: str) -> str:
     """All results as Markdown."""
     parts = ["# Benchmarks", "", "Made by `make bench`.", "", setting]
-    for result in results:
-        versus = ", ".join(f"**{ratio:.1f} times** {peer}" for peer, ratio in result.versus.items())
-        parts += ["", f"## {result.name}", "", f"**{result.value:,.0f} {result.unit}**: {versus}.", ""]
+    for one in taken:
+        result = one.result
+        parts += ["", f"## {result.name}", "", f"**{figure(result.value)} {result.unit}**", ""]
+        parts += [f"- {bar}" for bar in result.bars] + ([""] if result.bars else [])
         parts += table(result.headings, result.rows)
-        parts += ["", *(f"- {note}" for note in result.notes)]
+        load = f"Load average of the machine: {one.load_before:.2f} before it, {one.load_after:.2f} after it."
+        parts += ["", *(f"- {note}" for note in (*result.notes, load))]
     return "\n".join(parts) + "\n"
+
+
+def figure(value: float) -> str:
+    """A figure with as many places as are worth reading: 4,401, 38.2, 1.04."""
+    places = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{places}f}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.embedded.server import Postmaster
 
 DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 SHOWN: Final = ("server_version", *DURABLE, "shared_buffers", "max_connections", "wal_sync_method")
@@ -44,23 +45,30 @@ class Server:
         finally:
             self.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
+    @property
+    def pid(self) -> int:
+        """Of the postmaster, whose children are all the others."""
+        running = Postmaster.over(self.postgres.cluster)
+        assert running is not None, "it runs until we leave"
+        return running.pid
+
     def execute(self, statement: sql.SQL | sql.Composed) -> None:
         with psycopg.connect(self.postgres.dsn(), autocommit=True) as conn:
             conn.execute(statement)
 
 
 @contextmanager
-def running() -> Generator[Server]:
-    """A PostgreSQL 18 of our own, the same for all, as `waypost demo` would start it. Raises NotDurable."""
-    postgres = EmbeddedPostgres.temporary(settings={"max_connections": "200"})
+def running(settings: Mapping[str, str] | None = None) -> Generator[Server]:
+    """A PostgreSQL 18 of our own, as `waypost demo` would start it; with `settings` besides. Raises NotDurable."""
+    postgres = EmbeddedPostgres.temporary(settings={"max_connections": "200", **(settings or {})})
     try:
         postgres.start()
         with psycopg.connect(postgres.dsn()) as conn:
-            settings = {name: show(conn, name) for name in SHOWN}
+            found = {name: show(conn, name) for name in SHOWN}
         for name, expected in DURABLE.items():
-            if settings[name] != expected:
-                raise NotDurable(name, expected, settings[name])
-        yield Server(postgres, settings)
+            if found[name] != expected:
+                raise NotDurable(name, expected, found[name])
+        yield Server(postgres, found)
     finally:
         postgres.remove()
 

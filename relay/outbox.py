@@ -2,7 +2,7 @@
 
 A claim commits the attempt before a byte leaves; the network is never waited for with a transaction open; a
 settlement counts only under the token of its claim. What a result means for the message is decided by
-`waypost.settle`, under the locks of execution and message.
+`waypost.settle`, under the locks of execution and message; that it has arrived needs the message alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from contracts import strict_json
-from relay.delivery import Answer, Refused, Retry, Verdict
+from relay.delivery import Answer, Delivered, Refused, Retry, Verdict
 from relay.replies import Reply
 
 Connection = AsyncConnection[Any]
@@ -42,6 +42,10 @@ class Message:
     timeout: timedelta
     command: bool
     replies_from: str
+
+    @property
+    def key(self) -> tuple[int, UUID]:
+        return self.tenant_id, self.message_id
 
     @property
     def endpoint_key(self) -> EndpointKey:
@@ -169,6 +173,63 @@ async def claim(
         return await cursor.fetchall()
 
 
+async def settle(
+    conn: Connection, results: Sequence[Result], *, now: datetime | None = None
+) -> dict[tuple[int, UUID], str]:
+    """Write what the tries brought; the new state of each message whose claim was still ours.
+
+    A message that is missing in the answer had its claim expired: its result is to be forgotten. First what has
+    simply arrived, in a transaction of its own; the connection is in autocommit. The rest needs the execution.
+    """
+    delivered = await deliver(conn, [result for result in results if isinstance(result.verdict, Delivered)])
+    rest = [result for result in results if result.message.key not in delivered]
+    return delivered | await end(conn, rest, now=now) if rest else delivered
+
+
+# Nobody is told that a message has arrived, so the execution's row is not needed. With it, settlements and claims of
+# executions would be in each other's way: the reply has come by now, the execution is due, and a claim that finds its
+# row locked passes over it. Rows that others hold are skipped and left to `waypost.settle`, so nothing is waited for
+# while message rows are locked, and the lock order is kept. No index serves the state, on purpose: as in CLAIM.
+DELIVER: Final[LiteralString] = """
+    with ours as materialized (
+        select o.tenant_id, o.message_id
+          from unnest(%(tenant)s::int[], %(message)s::uuid[], %(token)s::uuid[]) as t(tenant_id, message_id, token)
+          join waypost.outbox o
+            on o.tenant_id = t.tenant_id
+           and o.message_id = t.message_id
+         where (o.token = t.token and o.state = 'sending') is true
+           for no key update of o skip locked
+    )
+    update waypost.outbox o
+       set state       = 'delivered',
+           reached     = true,
+           token       = null,
+           lease_until = null
+      from ours
+     where o.tenant_id = ours.tenant_id
+       and o.message_id = ours.message_id
+ returning o.tenant_id, o.message_id, o.state
+"""
+
+
+async def deliver(conn: Connection, results: Sequence[Result]) -> dict[tuple[int, UUID], str]:
+    """Mark as delivered those of `results` whose message nobody holds or has taken back; the same as `settle`
+    would do, without the rows of executions.
+    """
+    if not results:
+        return {}
+    cursor = await conn.execute(
+        DELIVER,
+        {
+            "tenant": [result.message.tenant_id for result in results],
+            "message": [result.message.message_id for result in results],
+            "token": [result.message.token for result in results],
+        },
+        prepare=False,  # as in `claim`
+    )
+    return {(tenant_id, message_id): state for tenant_id, message_id, state in await cursor.fetchall()}
+
+
 SETTLE: Final[LiteralString] = """
     select tenant_id, message_id, state
       from waypost.settle(
@@ -181,14 +242,11 @@ SETTLE: Final[LiteralString] = """
 """
 
 
-async def settle(
+async def end(
     conn: Connection, results: Sequence[Result], *, now: datetime | None = None
 ) -> dict[tuple[int, UUID], str]:
-    """Write what the tries brought; the new state of each message whose claim was still ours.
-
-    A message that is missing in the answer had its claim expired: its result is to be forgotten. Retry times
-    are computed here, by the database's clock. Refused and given-up commands become mail in the same
-    transaction.
+    """End tries under the locks of execution and message, as `settle`. Retry times are computed here, by the
+    database's clock. Refused and given-up commands become mail in the same transaction.
     """
     async with conn.cursor() as cursor:
         await cursor.execute(
