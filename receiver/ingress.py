@@ -31,10 +31,10 @@ from receiver.requests import (
     Proof,
     Refusal,
     accepted,
-    attributes_of,
     check_headers,
     event_in,
     expect_nothing,
+    faults_of,
     problem,
     read,
     refusal_of,
@@ -185,9 +185,7 @@ class Receiver:
         told = {} if error is None else {"error": str(error) if isinstance(error, WaypostError) else error}
         where = shown(request.path)
         self.observer.saw("request.refused", status=refusal.status, reason=refusal.reason, path=where, **told)
-        response = problem(
-            refusal.status, refusal.headers, detail=refusal.detail, attributes=attributes_of(error)
-        )
+        response = problem(refusal.status, refusal.headers, detail=refusal.detail, faults=faults_of(error))
         if not request.content.is_eof():
             response.force_close()
         return response

@@ -31,6 +31,8 @@ from receiver.settings import ReceiverSettings
 FORMATS: Final = "application/cloudevents"
 """How the media types of events begin: single ones, batches, and those of formats other than JSON."""
 
+FAULTS_TOLD_MAX: Final = 3  # of an event, with what was expected; the others are named only
+
 SINGLE_HEADERS: Final = (
     "webhook-id",
     "webhook-timestamp",
@@ -193,14 +195,16 @@ def accepted(posted: Posted) -> web.Response:
 
 
 def problem(
-    status: int, headers: Mapping[str, str], *, detail: str = "", attributes: tuple[str, ...] = ()
+    status: int, headers: Mapping[str, str], *, detail: str = "", faults: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A problem document (RFC 9457): what the status says, and which attributes of an event are at fault."""
+    """A problem document (RFC 9457): what the status says, which attributes of an event are at fault, and why."""
     members: dict[str, object] = {"title": HTTPStatus(status).phrase, "status": status}
+    if faults:
+        members["attributes"] = list(faults)
+        told = [f"{name}: {expected}" for name, expected in faults.items()]
+        detail = "; ".join(told[:FAULTS_TOLD_MAX])
     if detail:
         members["detail"] = detail
-    if attributes:
-        members["attributes"] = attributes
     fields = CIMultiDict(headers, **{"Content-Type": "application/problem+json", "Server": "waypost"})
     return web.Response(status=status, body=json.dumps(members).encode(), headers=fields)
 
@@ -215,9 +219,15 @@ def refusal_of(error: WaypostError) -> Refusal:
     return Refusal(error.http_status, error.code)
 
 
-def attributes_of(error: Exception | None) -> tuple[str, ...]:
-    """Which attributes are at fault, by the specification's names only: others are the sender's text."""
+NAMES: Final = ("specversion", *CORE, "data", "data_base64")
+
+
+def faults_of(error: Exception | None) -> dict[str, str]:
+    """What was expected of each attribute at fault. What was found, and names of the sender's own, are its text."""
     if not isinstance(error, MalformedEvent):
-        return ()
-    named = {problem.partition(":")[0] for problem in error.problems}
-    return tuple(name for name in ("specversion", *CORE, "data", "data_base64") if name in named)
+        return {}
+    told: dict[str, str] = {}
+    for problem in error.problems:
+        name, _, expected = problem.partition(", found ")[0].partition(": ")
+        told[name] = expected
+    return {name: told[name] for name in NAMES if name in told}

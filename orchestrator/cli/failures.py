@@ -24,14 +24,18 @@ class Failures:
     def __call__(self, line: str) -> None:
         if '"event": "message.tried"' not in line:
             return
-        said: dict[str, Any] = json.loads(line)
-        endpoint, outcome, error = str(said["endpoint"]), str(said["outcome"]), said["error"]
+        try:
+            said: dict[str, Any] = json.loads(line)
+            endpoint, outcome, attempt = str(said["endpoint"]), str(said["outcome"]), said["attempt"]
+            status, error = said["status"], said["error"]
+        except (ValueError, KeyError, TypeError):
+            return  # a flow may print anything
         if outcome == "delivered" and error is None:
             self._failing.discard(endpoint)
         elif endpoint not in self._failing:
             self._failing.add(endpoint)
-            answer = " ".join(str(it) for it in (said["status"], error) if it is not None)
+            answer = " ".join(str(it) for it in (status, error) if it is not None)
             self._tell(
-                f"endpoint {endpoint}, try {said['attempt']}: {answer}; {FAILED.get(outcome, outcome)}."
+                f"endpoint {endpoint}, try {attempt}: {answer}; {FAILED.get(outcome, outcome)}."
                 " `waypost list`, then `waypost why ID` or `show ID`"
             )

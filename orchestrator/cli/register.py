@@ -52,7 +52,7 @@ def sender(args: Namespace, settings: Settings) -> int:
         bootstrap.run(set_sender(args, settings))
         return changed(args)
     added = bootstrap.run(add_sender(args, settings))
-    return show(added, args.output, use="the service signs its replies with it")
+    return show(added, args.output, use="what the service posts is signed with it")
 
 
 async def add_sender(args: Namespace, settings: Settings) -> Registered:

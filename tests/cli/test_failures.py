@@ -65,7 +65,15 @@ def test_each_endpoint_is_told_by_itself(hear: Failures, told: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "line",
-    ["", "Traceback (most recent call last):", '{"event": "relay.started"}', '{"event": "message.sent"}'],
+    [
+        "",
+        "Traceback (most recent call last):",
+        '{"event": "relay.started"}',
+        '{"event": "message.tried"',
+        '{"event": "message.tried"}',
+        '["event": "message.tried"]',
+        '[{"event": "message.tried"}]',
+    ],
 )
 def test_other_lines_say_nothing(hear: Failures, told: list[str], line: str) -> None:
     hear(line)

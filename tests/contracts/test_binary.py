@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC
 from typing import Any, Final
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.binary import decode_binary, decoded
-from contracts.envelope import ABSENT, CORE, Envelope, decode_structured
+from contracts.envelope import ABSENT, CORE, Envelope, decode_structured, encode_structured
 from contracts.errors import MalformedEvent
 from contracts.limits import ATTRIBUTE_BYTES_MAX, EXTENSIONS_MAX, IDENTITY_BYTES_MAX, KEY_BYTES_MAX
 from tests.contracts.conformance import Scenario, events, scenarios
@@ -325,3 +326,29 @@ def test_we_read_what_the_sdk_writes(envelope: Envelope, data: dict[str, Any]) -
 
     assert event.data == data
     assert {name: getattr(event, name, event.extensions.get(name)) for name in said} == said
+
+
+wild = st.text(st.characters(), max_size=20) | st.sampled_from(
+    ["%41", "%", '"', '"a"', "\udce9", "%C0%A0", "1.0"]
+)
+wild_names = (
+    st.sampled_from(["content-type", "ce-", "CE-ID", "ce-data", "ce-x", "ce-X", "ce-a-b", *MINIMAL]) | wild
+)
+
+
+@given(
+    st.lists(st.tuples(wild_names, wild), max_size=6),
+    st.sampled_from(["application/json", "text/plain", "application/json; charset=x"]) | wild,
+    st.binary(max_size=20) | json_data.map(lambda data: json.dumps(data).encode()),
+)
+def test_whatever_is_sent_is_an_event_that_can_be_kept_or_malformed(
+    headers: list[tuple[str, str]], kind: str, body: bytes
+) -> None:
+    sent = [("content-type", kind), *MINIMAL.items(), *headers]
+    try:
+        event = decode_binary(sent, body)
+    except MalformedEvent as error:
+        assert all(problem.isprintable() for problem in error.problems)
+        return
+    kept = decode_structured(encode_structured(replace(event, data=body or ABSENT)))
+    assert kept == replace(event, data=body or ABSENT)

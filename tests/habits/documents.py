@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from tests.cli.processes import ROOT
+from tests.cli.processes import ROOT, waypost
 
 DOCUMENTS: Final = (
     "README.md",
@@ -55,3 +59,13 @@ def cells_of(row: str) -> list[str]:
 
 def code_in(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
+
+
+def path_with(folder: Path) -> str:
+    """A PATH on which `waypost` and `python` are those of this run; they lie in `folder`."""
+    binaries = folder / "bin"
+    binaries.mkdir()
+    for program, command in (("waypost", waypost()), ("python", [sys.executable])):
+        (binaries / program).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        (binaries / program).chmod(0o755)
+    return f"{binaries}:{os.environ['PATH']}"

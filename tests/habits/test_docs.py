@@ -23,8 +23,8 @@ from orchestrator.cli.output import Exit
 from orchestrator.core.errors import FAULTS
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.settings import Settings, names
-from tests.cli.processes import ROOT, running, waypost
-from tests.habits.documents import DOCUMENTS, blocks, code_in, files_in, table, text_of
+from tests.cli.processes import ROOT, running
+from tests.habits.documents import DOCUMENTS, blocks, code_in, files_in, path_with, table, text_of
 
 PACKAGES: Final = ("contracts", "relay", "receiver", "orchestrator", "migrations", "examples")
 
@@ -77,16 +77,6 @@ def trip(tmp_path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return tmp_path
-
-
-def path_with(folder: Path) -> str:
-    """A PATH on which `waypost` and `python` are those of this run."""
-    binaries = folder / "bin"
-    binaries.mkdir()
-    for program, command in (("waypost", waypost()), ("python", [sys.executable])):
-        (binaries / program).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
-        (binaries / program).chmod(0o755)
-    return f"{binaries}:{os.environ['PATH']}"
 
 
 def test_the_readme_s_test_passes(trip: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import psycopg
 import pytest
 
 from contracts.envelope import STRUCTURED, decode_structured
@@ -21,9 +25,10 @@ from contracts.signature import Secret, verify
 from examples.shop.contracts import Charge
 from receiver.arrivals import Arrival, mail_of
 from receiver.senders import Sender
-from tests.cli.processes import ROOT
+from tests.cli.conftest import environment_of
+from tests.cli.processes import ROOT, running, waypost
 from tests.commands import command, signed, undo_of
-from tests.habits.documents import blocks, code_in, files_in, table, text_of
+from tests.habits.documents import blocks, code_in, files_in, path_with, table, text_of
 
 PAGE: Final = "docs/participants.md"
 NODE: Final = "examples/node/participant.mjs"
@@ -153,6 +158,63 @@ def test_the_service_by_hand_refuses_a_forgery_and_says_later_when_no_reply_was_
 
     assert bank.take(signed(charge, COMMANDS), charge + b" ", **secrets, post=closed) == 401
     assert bank.take(signed(charge, COMMANDS), charge, **secrets, post=closed) == 503
+
+
+def test_the_service_by_hand_does_only_what_it_knows(bank: ModuleType) -> None:
+    other, post = command("payment.print", {}, path="print"), Post()
+
+    assert (taken(bank, other, post), post.bodies) == (501, [])
+
+
+# ---- in a shell ------------------------------------------------------------------------------------------------
+
+
+def shell(words: str, folder: Path, **environment: str) -> str:
+    """What a script prints. Skips where the programs that it is about are not installed."""
+    for program in ("curl", "openssl"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    inherited = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-eu", "-c", words],
+        cwd=folder,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_signature_by_hand_is_that_of_the_specification(tmp_path: Path) -> None:
+    [script] = [block for block in blocks(PAGE, "sh") if block.startswith("# Prints ")]
+
+    assert shell(script, tmp_path) == script.partition("\n")[0].removeprefix("# Prints ")
+
+
+def test_events_from_a_shell_are_taken_in_both_modes(dsn: str, tmp_path: Path) -> None:
+    scripts = {block.partition(" ")[0]: block for block in blocks(PAGE, "sh")}
+    (tmp_path / "post.sh").write_text(next(it for it in blocks(PAGE, "sh") if it.startswith("# post.sh ")))
+    structured, binary = scripts["waypost"], scripts["sh"]
+    environment = environment_of(dsn)
+
+    with running(waypost("receiver"), environment=environment, output=tmp_path / "receiver.out") as receiver:
+        port = receiver.until_said(r'"event": "receiver.started".*"port": (\d+)')[1]
+        more = {"WAYPOST_RECEIVER_URL": f"http://127.0.0.1:{port}", "PATH": path_with(tmp_path)}
+        said = shell(structured + binary, tmp_path, **environment, **more)
+        again = shell(structured.partition("\n")[2], tmp_path, **environment, **more)
+    with psycopg.connect(dsn) as conn:
+        rows = conn.execute(
+            "select source, event_id, type, key, data from waypost.inbox order by 2"
+        ).fetchall()
+
+    assert (said, again) == ('{"answer": "event"}' * 2, '{"answer": "event"}')
+    assert rows == [
+        ("/shop", f"paid-{n}", "payment.succeeded", f"order-{n}", {"order": f"order-{n}", "amount": 4200})
+        for n in (1042, 1043)
+    ]
 
 
 def test_the_service_with_the_helper_is_one(

@@ -205,7 +205,31 @@ async def test_another_method_is_told_the_right_one(world: World) -> None:
 async def test_a_malformed_event_is_told_which_attributes_are_at_fault(world: World) -> None:
     answer = await world.refused(request(event(id="", source="hostile source", hostile=1.5)))
 
-    assert answer.json == {"title": "Bad Request", "status": 400, "attributes": ["id", "source"]}
+    assert answer.json == {
+        "title": "Bad Request",
+        "status": 400,
+        "attributes": ["id", "source"],
+        "detail": "id: expected a non-empty string; source: expected a URI reference",
+    }
+
+
+async def test_of_many_faults_all_are_named_and_some_are_explained(world: World) -> None:
+    broken = dict.fromkeys(("id", "source", "type", "subject", "time", "dataschema"), "hostile\x1b")
+
+    answer = await world.refused(request(event(**broken, specversion="hostile")))
+
+    assert answer.json["attributes"] == ["specversion", *broken]
+    assert answer.json["detail"] == (
+        "specversion: expected '1.0'; id: expected no control characters; source: expected no control characters"
+    )
+
+
+async def test_what_a_reply_should_have_been_is_told(world: World) -> None:
+    _, message_id = await add_command(world.conn)
+
+    answer = await world.refused(request(reply(message_id, type="payment.hostile.done")))
+
+    assert answer.json["detail"] == "type: expected the command's type and one of .done, .refused, .failed"
 
 
 async def test_all_that_is_not_authentic_gets_one_body(world: World) -> None:
