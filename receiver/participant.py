@@ -54,7 +54,7 @@ from contracts.log import JsonLines
 from contracts.messages import Command
 from contracts.observer import Observer
 from contracts.signature import Secret, verify
-from receiver import replies
+from receiver import loop, replies
 from receiver.handlers import Delivery, Failed, Handler, Registration
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
 from receiver.replies import Poster, Reply
@@ -143,7 +143,7 @@ class Participant:
 
     def run(self, *, host: str = "127.0.0.1", port: int = 0, path: str = "/waypost") -> None:
         """Serve until SIGTERM or SIGINT, then let runs end. Stdout says the address; port 0 takes any."""
-        asyncio.run(self._serve(host, port, path))
+        loop.run(self._serve(host, port, path))
 
     async def _serve(self, host: str, port: int, path: str) -> None:
         stop = asyncio.Event()
