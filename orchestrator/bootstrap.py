@@ -29,6 +29,7 @@ from orchestrator.store import database
 from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import NOTIFY, Hints, running
 from orchestrator.worker import STEP_THREADS, Worker
+from receiver import loop
 from receiver.ingress import Receiver
 from receiver.listener import CannotListen
 from relay.relay import Relay
@@ -66,13 +67,8 @@ def observer(part: str) -> Observer:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a process's one coroutine, on uvloop where it is installed."""
-    try:
-        import uvloop  # noqa: PLC0415  # it is optional
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    """Run a process's one coroutine."""
+    return loop.run(main)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +89,13 @@ class Memory(Protocol):
 
     def release(self, errand: Errand, /, *, acted: bool) -> None:
         """End a run that has no answer. `acted` is true when it may have done something."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Calls within, all of them from one thread, may become durable together when it ends.
+
+        What one of them raises concerns no other. When the end raises, nothing is known to be kept.
+        """
         ...
 
     def close(self) -> None: ...
@@ -193,7 +200,8 @@ class SqliteMemory:
         self._path = str(path)
         self._owner = uuid4().hex
         self._mine: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._together = False
         self._sign_of_life = self._show_life()
         self._db = sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
@@ -294,16 +302,51 @@ class SqliteMemory:
         }
 
     @contextmanager
-    def _transaction(self) -> Generator[None]:
+    def together(self) -> Generator[None]:
+        """One transaction for all calls within: one write to the disk."""
         with self._lock:
-            self._db.execute("begin immediate")
+            before = set(self._mine)
             try:
-                yield
-                self._db.execute("commit")
+                with self._whole():
+                    self._together = True
+                    yield
             except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
+                self._mine &= before  # what began within did not; what ended within is over all the same
                 raise
+            finally:
+                self._together = False
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        with self._lock, self._part() if self._together else self._whole():
+            yield
+
+    @contextmanager
+    def _whole(self) -> Generator[None]:
+        self._db.execute("begin immediate")
+        try:
+            yield
+            self._db.execute("commit")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            raise
+
+    @contextmanager
+    def _part(self) -> Generator[None]:
+        """A part of a transaction, undone alone when it fails. Some errors end the whole: then nothing follows."""
+        if not self._db.in_transaction:
+            raise sqlite3.OperationalError("the transaction that this call belongs to has failed")
+        self._db.execute("savepoint part")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback to part")
+            raise
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("release part")
 
     def _show_life(self) -> int | None:
         """Hold a file of our own for as long as we live, and clear away those of the dead."""

@@ -54,10 +54,11 @@ from contracts.log import JsonLines
 from contracts.messages import Command
 from contracts.observer import Observer
 from contracts.signature import Secret, verify
-from receiver import replies
+from receiver import loop, replies
 from receiver.handlers import Delivery, Failed, Handler, Registration
 from receiver.listener import CannotListen
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
+from receiver.remembering import Remembering
 from receiver.replies import Poster, Reply
 
 __all__ = ["Delivery", "Failed", "Participant"]
@@ -116,7 +117,7 @@ class Participant:
         self._observer = observer or JsonLines(sys.stderr.write, part=name, now=lambda: datetime.now(UTC))
         self._runs: set[asyncio.Task[web.Response]] = set()
         self._threads = ThreadPoolExecutor(RUNS_MAX, thread_name_prefix=f"{name}-run")
-        self._remembering = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-memory")
+        self._remembering = Remembering(self._memory, name=f"{name}-memory")
         self._poster: Poster | None = None
 
     def does(self, kind: type[Command[R]], /) -> Registration[R]:
@@ -148,7 +149,7 @@ class Participant:
         Ends the process (SystemExit, with what to do) when it cannot listen there.
         """
         try:
-            asyncio.run(self._serve(host, port, path))
+            loop.run(self._serve(host, port, path))
         except CannotListen as error:
             raise SystemExit(f"{self.name}: {error}") from None
 
@@ -177,7 +178,7 @@ class Participant:
             yield
             over = await self._drained()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._remembering.shutdown(wait=True)
+        self._remembering.close()
         if over:
             self._memory.close()  # else runs go on in threads, and count as such until the process ends
 
@@ -303,7 +304,7 @@ class Participant:
         return await self._remember(partial(self._memory.settle, end=reply.end, reply=reply.body), errand)
 
     async def _remember(self, ask: Callable[[Errand], T], errand: Errand) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._remembering, ask, errand)
+        return await self._remembering.ask(partial(ask, errand))
 
 
 def speaks_for(sender: str, source: str) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
 import secrets as chance
 import time
 from collections.abc import Sequence
@@ -11,13 +14,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
-from tenacity import (
-    AsyncRetrying,
-    RetryError,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
 
 from contracts import strict_json, trace
 from contracts.envelope import ABSENT, STRUCTURED, Envelope, decode_structured, encode_structured
@@ -30,6 +26,9 @@ from receiver.memory import End
 
 POST_ATTEMPTS_MAX: Final = 3  # in one go; after that the command itself comes again
 POST_SECONDS: Final = 3.0  # one attempt, its answer included; the relay waits 15 s for all of it
+POST_PAUSE_SECONDS: Final = 0.1  # at most, after the first attempt; twice as long after each further one
+
+PATIENCE: Final = aiohttp.ClientTimeout(total=POST_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +114,22 @@ class Poster:
         self._observer = observer
 
     async def post(self, body: bytes) -> bool:
-        """Whether the receiver took the reply in one of a few attempts. The network never makes it raise."""
-        tries = AsyncRetrying(
-            stop=stop_after_attempt(POST_ATTEMPTS_MAX),
-            wait=wait_random_exponential(multiplier=0.1, max=1),
-            retry=retry_if_exception_type(NotTaken),
-        )
-        try:
-            await tries(self._once, body, decode_structured(body).id)
-        except RetryError as gave_up:
-            self._observer.saw("reply.not_taken", url=self._url, error=str(gave_up.last_attempt.exception()))
-            return False
-        return True
+        """Whether the receiver took `body`, one of our replies, in one of a few attempts. The network never
+        makes it raise.
+        """
+        identity: str = json.loads(body)["id"]
+        for attempt in range(1, POST_ATTEMPTS_MAX + 1):
+            try:
+                await self._once(body, identity)
+            except NotTaken as error:
+                if attempt == POST_ATTEMPTS_MAX:
+                    self._observer.saw("reply.not_taken", url=self._url, error=str(error))
+                    return False
+                longest = POST_PAUSE_SECONDS * 2 ** (attempt - 1)
+                await asyncio.sleep(random.uniform(0, longest))  # noqa: S311  # it spreads load
+            else:
+                return True
+        raise AssertionError("the last attempt returns")
 
     async def _once(self, body: bytes, identity: str) -> None:
         timestamp = int(time.time())
@@ -137,10 +140,9 @@ class Poster:
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature,
         }
-        patience = aiohttp.ClientTimeout(total=POST_SECONDS)
         try:
             async with self._session.post(
-                self._url, data=body, headers=headers, allow_redirects=False, timeout=patience
+                self._url, data=body, headers=headers, allow_redirects=False, timeout=PATIENCE
             ) as answer:
                 if not 200 <= answer.status < 300:
                     raise NotTaken(f"status {answer.status}")

@@ -107,8 +107,8 @@ class Relay:
     async def run_once(self, *, now: datetime | None = None) -> int:
         """Sweep, claim one batch, send it and settle it; how many were sent. `now` is the database's time."""
         await self._sweep(now=now)
-        async with self._wire:
-            claimed = await self._claim(self._settings.batch, now=now)
+        async with self._wire, self._pool.connection() as conn:
+            claimed = await self._claim(conn, self._settings.batch, now=now)
             await asyncio.gather(*self._tries)
         await self._settlement.run_once(now=now)
         return claimed
@@ -118,18 +118,23 @@ class Relay:
     async def _claim_until(self, stop: asyncio.Event) -> None:
         patience = Patience(self._settings.reconnect_max)
         while not stop.is_set():
+            try:
+                async with self._pool.connection() as conn:
+                    await self._claim_over(conn, stop, patience)
+            except psycopg.Error as error:
+                self._observer.saw("database.failed", part="claim", error=type(error).__name__)
+                await patience.pause(stop)
+
+    async def _claim_over(self, conn: outbox.Connection, stop: asyncio.Event, patience: Patience) -> None:
+        """Claim until `stop` is set, as long as `conn` works."""
+        while not stop.is_set():
             self._freed.clear()
             limit = self._room()
             if limit == 0:
                 await first_of(self._freed, stop, timeout=self._settings.poll.total_seconds())
                 continue
             self._hinted.clear()
-            try:
-                claimed = await self._claim(limit)
-            except psycopg.Error as error:
-                self._observer.saw("database.failed", part="claim", error=type(error).__name__)
-                await patience.pause(stop)
-                continue
+            claimed = await self._claim(conn, limit)
             patience.reset()
             if claimed < limit:
                 await self._rest(stop)
@@ -146,27 +151,25 @@ class Relay:
         wakers = (self._hinted, stop, self._freed) if full else (self._hinted, stop)
         await first_of(*wakers, timeout=jittered(self._settings.poll.total_seconds()))
 
-    async def _claim(self, limit: int, *, now: datetime | None = None) -> int:
+    async def _claim(self, conn: outbox.Connection, limit: int, *, now: datetime | None = None) -> int:
         """Claim, and begin a try for each message once the claim is committed; how many."""
         token = uuid4()
-        async with self._pool.connection() as conn:
-            try:
-                async with conn.transaction():
-                    messages = await outbox.claim(
-                        conn,
-                        token=token,
-                        limit=limit,
-                        room=self._settings.endpoint_concurrency,
-                        busy=self._busy,
-                        timeout_max=self._settings.timeout_max,
-                        margin=self._settings.margin,
-                        now=now,
-                    )
-                    keys = {message.endpoint_key for message in messages}
-                    targets = await self._endpoints.look_up(conn, keys, now=now)
-            except psycopg.Error:
-                self._doubtful.append(token)  # the commit may have come through and only its answer been lost
-                raise
+        try:
+            messages = await outbox.claim(
+                conn,
+                token=token,
+                limit=limit,
+                room=self._settings.endpoint_concurrency,
+                busy=self._busy,
+                timeout_max=self._settings.timeout_max,
+                margin=self._settings.margin,
+                now=now,
+            )
+            keys = {message.endpoint_key for message in messages}
+            targets = await self._endpoints.look_up(conn, keys, now=now)
+        except psycopg.Error:
+            self._doubtful.append(token)  # the claim may have come through, and nothing of it will be sent
+            raise
         if messages:
             self._observer.saw("messages.claimed", count=len(messages))
         for message in messages:

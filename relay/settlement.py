@@ -61,21 +61,28 @@ class Settlement:
         patience = Patience(self._settings.reconnect_max)
         while True:
             await self._some.wait()
-            batch = self._waiting[: self._settings.settle_batch]
             try:
-                await self.settle(batch)
+                async with self._pool.connection() as conn:
+                    await self._settle_over(conn, patience)
             except psycopg.Error as error:
                 self._observer.saw("database.failed", part="settlement", error=type(error).__name__)
                 await patience.pause()
-                continue
+
+    async def _settle_over(self, conn: outbox.Connection, patience: Patience) -> None:
+        """Settle for ever, as long as `conn` works."""
+        while True:
+            await self._some.wait()
+            batch = self._waiting[: self._settings.settle_batch]
+            await self.settle(conn, batch)
             patience.reset()
             self._done(batch)
 
     async def run_once(self, *, now: datetime | None = None) -> None:
         """Settle what waits; for tests."""
-        while batch := self._waiting[: self._settings.settle_batch]:
-            await self.settle(batch, now=now)
-            self._done(batch)
+        async with self._pool.connection() as conn:
+            while batch := self._waiting[: self._settings.settle_batch]:
+                await self.settle(conn, batch, now=now)
+                self._done(batch)
 
     def _done(self, batch: Sequence[Result]) -> None:
         del self._waiting[: len(batch)]
@@ -83,7 +90,9 @@ class Settlement:
             self._some.clear()
             self._idle.set()
 
-    async def settle(self, batch: Sequence[Result], *, now: datetime | None = None) -> None:
+    async def settle(
+        self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None = None
+    ) -> None:
         """Write one batch: first the replies, then what matters else, then what is only worth reading.
 
         A reply counts whether the claim still lives or not. When this ends between a reply and its
@@ -92,14 +101,13 @@ class Settlement:
         Raises psycopg.Error when the database is away or has no time; then nothing is known to be
         written, and doing it again is harmless: a result that was written no longer matches its claim.
         """
-        async with self._pool.connection() as conn:
-            batch = await self._post(conn, batch, now=now)
-            states = await self._write(conn, batch, now=now)
-            self._tell(batch, states)
-            try:
-                await self._keep(conn, batch, now=now)
-            except psycopg.Error as error:
-                self._observer.saw("deliveries.lost", count=len(batch), error=type(error).__name__)
+        batch = await self._post(conn, batch, now=now)
+        states = await self._write(conn, batch, now=now)
+        self._tell(batch, states)
+        try:
+            await self._keep(conn, batch, now=now)
+        except psycopg.Error as error:
+            self._observer.saw("deliveries.lost", count=len(batch), error=type(error).__name__)
 
     async def _post(
         self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None

@@ -1,7 +1,7 @@
 """NOTIFY as a hint: "look now", never "this happened". Losing one costs a poll interval, nothing else.
 
 A commit with NOTIFY takes a lock of the whole database cluster, so hints are sent outside of every write
-path, by a connection of their own, and many within a moment become one.
+path, by a connection of their own. The first goes at once; those within a moment after it become one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.store.ending import end
 
 CHANNEL: Final = "waypost"
 COALESCE_SECONDS: Final = 0.01
-"""Hints given within it become one NOTIFY for each topic."""
+"""The least time between two NOTIFYs of one process: the first hint goes at once, those that follow become one."""
 
 NOTIFY: Final[LiteralString] = "select pg_notify('waypost', t) from unnest(%(topics)s::text[]) as t"
 
@@ -83,7 +83,6 @@ class Hints:
     async def _send(self, conn: Connection) -> None:
         while True:
             await self._giving.wait()
-            await asyncio.sleep(COALESCE_SECONDS)
             self._giving.clear()
             topics, self._given = sorted(self._given), set()
             try:
@@ -92,6 +91,7 @@ class Hints:
                 self._given.update(topics)
                 self._giving.set()
                 raise
+            await asyncio.sleep(COALESCE_SECONDS)
 
 
 @contextlib.asynccontextmanager
