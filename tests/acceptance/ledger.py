@@ -9,10 +9,10 @@ the public `standardwebhooks` package to verify commands and to sign replies. Ea
 anything follows from it. Then the ledger acts, once for each idempotency key, answers 202, and posts its reply
 by itself, the same bytes again and again until the receiver takes it.
 
-How it behaves depends on the first word of the order's name: see FIRST_CHARGE, ALWAYS, REFUSALS and IN_THE_ANSWER;
-`late` charges are replied to when their undo has come, and of `twice` each reply is posted again. With `--trouble`
-it also fails some first and second arrivals of every message, before or after it acted, as `--seed` draws. What
-it wrote down is read by `book.py`.
+How it behaves depends on the first word of the order's name: see FIRST_CHARGE, ALWAYS, REFUSALS, IN_THE_ANSWER and
+GATED; `late` charges are replied to when their undo has come, and of `twice` each reply is posted again. With
+`--trouble` it also fails some first and second arrivals of every message, before or after it acted, as `--seed`
+draws. What it wrote down is read by `book.py`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,16 @@ REFUSALS: Final = {
 
 IN_THE_ANSWER: Final = frozenset({"answered", "both"})
 """Whose commands are answered with the reply; of `both` it is posted as well."""
+
+GATED: Final = frozenset(
+    {
+        ("gated", "shipment.create"),
+        ("abreast", "stock.reserve"),
+        ("abreast", "payment.charge"),
+        ("unpaid", "payment.charge"),
+    }
+)
+"""Whose commands are replied to when the gate is open."""
 
 TROUBLES: Final = (
     Mood(before=503),
@@ -266,7 +276,7 @@ class Ledger:
     def _wait(self, event: Event) -> None:
         order, kind = event["data"]["order"], event["type"]
         time.sleep(self._chance("ponder", event, 1).uniform(0, self._options.ponder))
-        while first_word(order) == "gated" and kind == "shipment.create" and not self._options.gate.exists():
+        while (first_word(order), kind) in GATED and not self._options.gate.exists():
             time.sleep(GATE_SECONDS)
 
     def _post_until_taken(self, name: str, event: Event, reply: bytes) -> None:
@@ -426,9 +436,7 @@ class Server(ThreadingHTTPServer):
 def main() -> None:
     parser = argparse.ArgumentParser(description="The services of the acceptance tests.")
     parser.add_argument("--book", type=Path, required=True)
-    parser.add_argument(
-        "--gate", type=Path, required=True, help="replies to shipments of gated-… wait for it"
-    )
+    parser.add_argument("--gate", type=Path, required=True, help="what is GATED waits for it")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--trouble", type=float, default=0.0, help="of 1: arrivals that are treated badly")
     parser.add_argument(

@@ -36,6 +36,7 @@ from orchestrator.store.database import Connection
 from orchestrator.store.hints import Hints, running
 from tests.acceptance.book import Book
 from tests.acceptance.flows import FOLDER, GATE
+from tests.acceptance.outsider import NAME, Outsider
 from tests.acceptance.sockets import ports_of, sockets_to
 from tests.waiting import until, until_true
 
@@ -43,7 +44,7 @@ MODULES: Final = ("examples.shop.flows", "tests.acceptance.flows")
 SERVICES: Final = ("inventory", "payments", "shipping")
 """The ledger's."""
 DESKS: Final = ("labels", "stamps")
-DESK_MODULES: Final = ("tests.acceptance.desk_flows",)
+MORE_MODULES: Final = ("tests.acceptance.scenario_flows", "tests.acceptance.desk_flows")
 LEASE: Final = "2s"
 LOOPBACK: Final = "127.0.0.0/8"
 PORTS: Final = range(20_000, 32_000)
@@ -127,14 +128,16 @@ class Stand:
     parts: list[Part]
     folder: Path
     ledger_ports: list[int]
+    environment: dict[str, str]
+    outsider: Outsider
     started: dict[str, UUID] = field(default_factory=dict[str, UUID])
 
     def part(self, role: Role) -> Part:
         return next(part for part in self.parts if part.role == role)
 
-    async def order(self, name: str, *, flow: str = "order") -> UUID:
+    async def order(self, name: str, *, flow: str = "order", total: int = 4200) -> UUID:
         """Start an order; the ledger behaves as the first word of its name says."""
-        order = {"id": name, "customer": "ada", "total": 4200, "lines": [{"sku": "lamp", "count": 1}]}
+        order = {"id": name, "customer": "ada", "total": total, "lines": [{"sku": "lamp", "count": 1}]}
         self.started[name] = (await self.client.start(self.flows.get(flow), order, key=name)).execution_id
         return self.started[name]
 
@@ -161,6 +164,19 @@ class Stand:
     def open_gate(self) -> None:
         """Let go on what waits for it: the packing of `packed`, replies about shipments of gated orders."""
         (self.folder / GATE).touch()
+
+    async def waypost(self, *arguments: str) -> str:
+        """What the command prints; fails when it does."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "orchestrator", *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **self.environment},
+            preexec_fn=die_with_parent,
+        )
+        said, complained = await process.communicate()
+        assert process.returncode == 0, complained.decode()
+        return said.decode()
 
     async def posting(self) -> int:
         """How many replies the ledger has written to the receiver without having its answer yet."""
@@ -313,6 +329,12 @@ async def desk(conn: Connection, vault: Vault, name: str, environment: dict[str,
     return Part("desk", name, arguments, own, folder)
 
 
+async def outsider_of(conn: Connection, vault: Vault, environment: dict[str, str]) -> Outsider:
+    secret = secrets_of_service()["replies"]
+    await registry.add_sender(conn, vault, name=NAME, secret=Secret.parse(secret))
+    return Outsider(environment["WAYPOST_RECEIVER_URL"], secret)
+
+
 @asynccontextmanager
 async def stand(
     dsn: str,
@@ -325,7 +347,7 @@ async def stand(
     """A deployment on the migrated database at `dsn`; one part for each of `roles`, a process for each service.
     Leaving stops all of it.
     """
-    modules = [*MODULES, *(DESK_MODULES if desks else ())]
+    modules = [*MODULES, *MORE_MODULES]
     environment, vault = environment_of(dsn, folder)
     ledgers = await asyncio.gather(
         *(start_ledger(folder, *ledger_options, services=[name]) for name in SERVICES)
@@ -347,7 +369,9 @@ async def stand(
                 await register(conn, vault, port=port, pairs=pairs)
             parts += [await desk(conn, vault, name, environment, folder) for name in desks]
             ports = [port for _, port, _ in ledgers]
-            found = Stand(conn, Client(conn, hint=hints.give), load(modules), parts, folder, ports)
+            client = Client(conn, hint=hints.give)
+            outsider = await outsider_of(conn, vault, environment)
+            found = Stand(conn, client, load(modules), parts, folder, ports, environment, outsider)
             await found.start_all()
             try:
                 yield found

@@ -126,36 +126,61 @@ async def test_everything_goes_on_when_all_processes_and_postgresql_were_killed(
     server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     orders = [f"gated-{n}" for n in range(5)] + [f"declined-{n}" for n in range(3)]
+    flows = {"order-1": "packed", "order-2": "approved", "abreast-3": "abreast", "order-4": "rested"}
     async with stand(server.dsn(), tmp_path) as it:
         for order in orders:
             await it.order(order)
         await until(lambda: shipments(it, 5), what="shipments that nobody has replied to")
-        await it.order("order-1", flow="packed")
+        for order, flow in flows.items():
+            await it.order(order, flow=flow)
         until_true(lambda: "pack" in begun(tmp_path / "order-1.steps"), what="the packing")
+        until_true(lambda: len(it.book().effects_of("abreast-3")) == 2, what="two steps at once")
+        await until(lambda: counts(it, WAITING, 1), what="an order that waits for an event")
+        await until(lambda: counts(it, ASLEEP, 1), what="an order that sleeps")
         crash(server)
         await it.kill_all()
         server.start()
         it.open_gate()
         await it.start_all()
         await it.connect(server.dsn())
-        views = await it.ended(*orders, "order-1")
+        approval = {"order": "order-2", "by": "ann"}
+        assert await it.outsider.post("approval", "order.approved", "order-2", approval) == (202, "")
+        views = await it.ended(*orders, *flows)
 
         assert await broken(it.conn, at_rest=True) == []
     ends = {view.row.business_key: view.row.status for view in views}
     assert ends == {
-        order: "compensated" if order.startswith("declined") else "completed"
-        for order in [*orders, "order-1"]
+        order: "compensated" if order.startswith("declined") else "completed" for order in [*orders, *flows]
     }
     for order in orders[:5]:
         assert it.book().effects_of(order) == [*BOUGHT, "done shipment.create"]
+    for order in ("order-2", "order-4"):
+        assert it.book().effects_of(order) == [BOUGHT[0], "done shipment.create"]
+    assert sorted(it.book().effects_of("abreast-3")[:2]) == sorted(BOUGHT)
+    assert it.book().effects_of("abreast-3")[2:] == ["done shipment.create"]
 
 
 SHIPPING: Final = "select count(*) from waypost.outbox where path = 'create' and state = 'delivered'"
 
 
+WAITING: Final = "select count(*) from waypost.wait where inbox_id is null"
+ASLEEP: Final = """
+    select count(*)
+      from waypost.execution e
+      join waypost.journal j using (tenant_id, execution_id, position)
+     where j.kind = 'asked'
+       and j.payload ->> 'kind' = 'timer'
+       and e.owner is null
+"""
+
+
 async def shipments(it: Stand, number: int) -> bool:
     """Whether so many shipments have been taken by the service."""
-    return await it.one(SHIPPING) == number
+    return await counts(it, SHIPPING, number)
+
+
+async def counts(it: Stand, query: str, number: int) -> bool:
+    return await it.one(query) == number
 
 
 def crash(server: EmbeddedPostgres) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.acceptance.stand import BOUGHT, Stand, facts, stand
 from tests.invariants import broken
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 UNDONE_AFTER_SHIPPING = ["undone payment.refund", "undone stock.release"]
 
@@ -158,3 +158,145 @@ async def test_another_report_under_the_name_of_the_first_is_refused(dsn: str, t
         assert await broken(it.conn, at_rest=True) == []
     assert sorted(post.status or 0 for post in it.book().posts) == [202, 202, 202, 409, 409, 409]
     assert view.output["charge"] == "charge-forged-1"
+
+
+async def test_the_input_decides_which_step_runs(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("order-1", flow="chosen", total=4200)
+        await it.order("order-2", flow="chosen", total=0)
+        await it.ended("order-1", "order-2")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert it.book().effects_of("order-1") == ["done payment.charge"]
+    assert it.book().effects_of("order-2") == ["done shipment.create"]
+
+
+async def test_two_steps_run_at_once_and_the_third_after_both(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("abreast-1", flow="abreast")
+        until_true(lambda: sorted(effects(it, "abreast-1")) == sorted(BOUGHT), what="both, without a reply")
+        it.open_gate()
+        [view] = await it.ended("abreast-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert view.row.status == "completed"
+    assert effects(it, "abreast-1")[2:] == ["done shipment.create"]
+    shipped = [fact.path for fact in view.facts].index("create")
+    assert [fact.kind for fact in view.facts[:shipped]].count("ended") == 2
+
+
+def effects(it: Stand, order: str) -> list[str]:
+    return it.book().effects_of(order)
+
+
+async def test_when_one_of_two_steps_is_refused_the_other_is_undone(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("declined-1", flow="abreast")
+        [view] = await it.ended("declined-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert view.row.status == "compensated"
+    assert sorted(effects(it, "declined-1")[:2]) == ["done stock.reserve", "refused payment.charge"]
+    assert effects(it, "declined-1")[2:] == ["undone stock.release"]
+
+
+async def test_when_the_tries_of_a_step_are_used_up_the_flow_fails_and_what_was_done_is_undone(
+    dsn: str, tmp_path: Path
+) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("order-1", flow="jammed")
+        [view] = await it.ended("order-1")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert view.row.status == "compensated"
+    assert facts(view, "ended") == [
+        "ended reserve", "ended jam failed", "ended jam/undo", "ended reserve/undo",
+    ]  # fmt: skip
+    assert (tmp_path / "order-1.steps").read_text().split() == ["jam", "jam", "jam", "unjam"]
+    assert effects(it, "order-1") == ["done stock.reserve", "undone stock.release"]
+
+
+async def test_a_flow_waits_for_an_event_and_goes_on_when_it_comes(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("order-1", flow="approved")
+        await until(lambda: waits_for_approval(it, "order-1"), what="an order that waits for its approval")
+        assert await approve(it, "order-1", by="ann") == (202, "")
+        assert await approve(it, "order-1", by="ann") == (202, "duplicate")
+        assert await approve(it, "order-1", by="eve") == (409, "")
+        [view] = await it.ended("order-1")
+
+        assert await it.one("select count(*) from waypost.mail where type = 'order.approved'") == 1
+        assert await broken(it.conn, at_rest=True) == []
+    assert (view.row.status, view.output) == ("completed", "ann")
+    assert effects(it, "order-1") == ["done stock.reserve", "done shipment.create"]
+
+
+async def test_an_event_that_came_first_is_there_when_a_flow_waits_for_it(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        assert await approve(it, "order-1", by="ann") == (202, "")  # nobody knows this order yet
+        await it.order("order-1", flow="approved")
+        await it.order("abreast-2", flow="approved")
+        until_true(lambda: effects(it, "abreast-2") == BOUGHT[:1], what="a reservation, without a reply")
+        assert await approve(it, "abreast-2", by="bob") == (202, "")  # it does not wait for it yet
+        it.open_gate()
+        first, second = await it.ended("order-1", "abreast-2")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert (first.row.status, first.output) == ("completed", "ann")
+    assert (second.row.status, second.output) == ("completed", "bob")
+
+
+async def waits_for_approval(it: Stand, order: str) -> bool:
+    found = await it.waypost("why", str(it.started[order]))
+    return found.startswith("awaiting-event: ")
+
+
+async def approve(it: Stand, order: str, *, by: str) -> tuple[int, str]:
+    """Post the approval of an order, always under the same name."""
+    return await it.outsider.post(f"approval-{order}", "order.approved", order, {"order": order, "by": by})
+
+
+CANCEL = ("--by", "ann", "--reason", "the customer called")
+
+
+async def test_once_a_cancel_is_acknowledged_no_step_begins_and_what_was_done_is_undone(
+    dsn: str, tmp_path: Path
+) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("unpaid-1", flow="abreast")
+        await it.order("unpaid-2")
+        for order in ("unpaid-1", "unpaid-2"):
+            until_true(lambda order=order: sorted(effects(it, order)) == sorted(BOUGHT), what="a charge")
+        it.part("worker").freeze()  # so that the cancel and the reply that it waits for come together
+        for order in ("unpaid-1", "unpaid-2"):
+            await it.waypost("cancel", str(it.started[order]), *CANCEL)
+        it.open_gate()
+        await until(lambda: replied(it, 4), what="the replies to both charges, too")
+        it.part("worker").thaw()
+        views = await it.ended("unpaid-1", "unpaid-2")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert [view.row.status for view in views] == ["cancelled", "cancelled"]
+    for order in ("unpaid-1", "unpaid-2"):
+        assert it.book().arrivals_of(order, "shipment.create") == []
+        assert sorted(effects(it, order)[2:]) == sorted(UNDONE_AFTER_SHIPPING)
+    assert effects(it, "unpaid-2") == [*BOUGHT, *UNDONE_AFTER_SHIPPING]
+
+
+async def replied(it: Stand, number: int) -> bool:
+    """Whether so many replies are mail."""
+    return (
+        await it.one("select count(*) from waypost.inbox where kind = 'reply' and answer = 'mail'") == number
+    )
+
+
+async def test_a_flow_that_is_not_over_in_its_time_is_stopped_and_undone(dsn: str, tmp_path: Path) -> None:
+    async with stand(dsn, tmp_path) as it:
+        await it.order("mute-1", flow="bounded")
+        await it.order("order-2", flow="bounded")
+        late, in_time = await it.ended("mute-1", "order-2")
+
+        assert await broken(it.conn, at_rest=True) == []
+    assert (late.row.status, in_time.row.status) == ("compensated", "completed")
+    assert effects(it, "mute-1") == [*BOUGHT, *UNDONE_AFTER_SHIPPING]
+    assert effects(it, "order-2") == [*BOUGHT, "done shipment.create"]
