@@ -43,7 +43,7 @@ class World:
         with psycopg.connect(dsn, autocommit=True) as conn:
             runner.migrate(conn)
         world = cls(await Connection.connect(dsn, **connection_arguments(dsn, name="bench")))
-        await definitions.publish(world.conn, [FLOW])
+        await definitions.publish(world.conn, [definitions.Definition(*FLOW)])
         await workers.register(world.conn, me=world.me, lease=HOUR, host="", definitions=[])
         return world
 

@@ -70,7 +70,7 @@ async def measure(dsn: str, size: int, schedule: Schedule) -> float:
     with psycopg.connect(dsn, autocommit=True) as found:
         runner.migrate(found)
     async with await Connection.connect(dsn, **connection_arguments(dsn, name="bench")) as conn:
-        await definitions.publish(conn, [(order_saga.name, order_saga.version)])
+        await definitions.publish(conn, [definitions.Definition(order_saga.name, order_saga.version)])
         client = Client(conn)
         warm_up = await start_for(client, size, schedule.warm_up or WARM_UP_SECONDS)
         began = time.perf_counter()

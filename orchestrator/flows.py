@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from contracts.errors import UnknownFlow, WaypostError
+from orchestrator.store.definitions import Definition
 from orchestrator.workflow import Workflow
 
 Flow = Workflow[Any, Any]
@@ -54,6 +55,13 @@ class Flows:
     def names(self) -> list[tuple[str, str]]:
         """Name and version of each."""
         return list(self._flows)
+
+    def definitions(self) -> list[Definition]:
+        """Each as the database knows it, in the order in which they were registered."""
+        return [
+            Definition(flow.name, flow.version, None if flow.on is None else flow.on.type_, flow.key)
+            for flow in self
+        ]
 
 
 def load(modules: Sequence[str]) -> Flows:

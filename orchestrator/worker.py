@@ -172,7 +172,7 @@ class Worker:
             try:
                 async with self._pool.connection() as conn:
                     await check_settings(conn)
-                    await definitions.publish(conn, self._flows.names())
+                    await definitions.publish(conn, self._flows.definitions())
                     sent = time.monotonic()
                     names = [f"{name}@{version}" for name, version in self._flows.names()]
                     await workers.register(

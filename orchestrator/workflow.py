@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Final, Generic, TypeVar, cast, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from contracts.errors import InputInvalid as InputRefused
 from contracts.errors import shown
-from contracts.limits import NAME_BYTES_MAX
+from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
+from contracts.messages import Event
 from orchestrator.core.context import Context, Op, Saga, is_name
 from orchestrator.core.errors import InputInvalid, UsageError
 from orchestrator.core.machine import Machine
@@ -23,13 +25,19 @@ O = TypeVar("O")  # noqa: E741  # what it returns
 
 @dataclass(frozen=True, slots=True)
 class Workflow(Generic[I, O]):
-    """A flow: a program with a name and a version, and the models of what it is given and returns."""
+    """A flow: a program with a name and a version, and the models of what it is given and returns.
+
+    An event of class `on` starts it; `key` is a JSON pointer to the business key in the event's data, None for its
+    subject.
+    """
 
     name: str
     version: str
     run: Callable[[Context, I], Op[O]]
     input: TypeAdapter[Any]
     output: TypeAdapter[Any]
+    on: type[Event] | None = None
+    key: str | None = None
 
     async def program(self, machine: Machine, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """The flow as the machine drives it: one saga around all it does. Raises InputInvalid."""
@@ -49,16 +57,22 @@ class Workflow(Generic[I, O]):
             raise InputRefused(self.name, faults(error)) from None
 
 
-def workflow(*, name: str, version: str) -> Callable[[Callable[[Context, I], Op[O]]], Workflow[I, O]]:
+def workflow(
+    *, name: str, version: str, on: type[Event] | None = None, key: str | None = None
+) -> Callable[[Callable[[Context, I], Op[O]]], Workflow[I, O]]:
     """Make a flow of `async def flow(ctx, input) -> output`; its annotations are its models.
 
-    Raises UsageError when the name, the version or the function's shape cannot be one of a flow.
+    With `on`, each event of that class starts it, with the event's data as its input: once for each business key,
+    which is the event's subject, or what `key` names: a field of the event, or a JSON pointer into its data.
+
+    Raises UsageError when the name, the version, the event, the key or the function's shape cannot be one of a flow.
     """
     for what, word in (("name", name), ("version", version)):
         if not is_name(word) or "@" in word:
             raise UsageError(
                 f"workflow {what} {shown(word)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text without @"
             )
+    pointer = trigger_key(name, on, key)
 
     def register(fn: Callable[[Context, I], Op[O]]) -> Workflow[I, O]:
         parameters = list(inspect.signature(fn).parameters)
@@ -66,9 +80,62 @@ def workflow(*, name: str, version: str) -> Callable[[Callable[[Context, I], Op[
             raise UsageError(f"workflow {name}: expected `async def {fn.__name__}(ctx, input)`")
         hints = get_type_hints(fn)
         takes = hints.get(parameters[1], Any)
-        return Workflow(name, version, fn, TypeAdapter(takes), TypeAdapter(hints.get("return", Any)))
+        if on is not None and takes is not on:
+            raise UsageError(
+                f"workflow {name}: expected `{parameters[1]}: {on.__name__}`, which is what on= starts it with, "
+                f"found {getattr(takes, '__name__', takes)}"
+            )
+        output = TypeAdapter(hints.get("return", Any))
+        return Workflow(name, version, fn, TypeAdapter(takes), output, on, pointer)
 
     return register
+
+
+def trigger_key(name: str, on: object, key: object) -> str | None:
+    """Where in the data of an event `on` the business key is, as a JSON pointer; None: it is the subject.
+
+    Whoever starts the flow does not run its code, so nothing can be computed: a function is no key.
+    """
+    where = f"workflow {name}:"
+    if on is None:
+        if key is not None:
+            raise UsageError(f"{where} key= says where an event has its business key, so it needs on=")
+        return None
+    kind = cast("type[Event]", on)
+    if not (isinstance(on, type) and issubclass(on, Event) and is_name(on.type_, IDENTITY_BYTES_MAX)):
+        raise UsageError(f"{where} on= expected a class of Event with type=, found {shown(kind)}")
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        found = "a function" if callable(key) else shown(key)
+        raise UsageError(
+            f"{where} key= expected a field of {on.__name__}, or a JSON pointer into its data, found {found}: "
+            "events start flows where their code is not"
+        )
+    pointer = key if key.startswith("/") else "/" + key.replace("~", "~0").replace("/", "~1")
+    first = pointer.split("/")[1].replace("~1", "/").replace("~0", "~")
+    fields = fields_on_the_wire(on)
+    if first not in fields and on.model_config.get("extra") != "allow":
+        raise UsageError(
+            f"{where} key= expected a field of {on.__name__} ({', '.join(sorted(fields))}), found {shown(first)}"
+        )
+    if not is_name(pointer, KEY_BYTES_MAX) or BAD_ESCAPE.search(pointer):
+        raise UsageError(
+            f"{where} key= expected a JSON pointer of at most {KEY_BYTES_MAX} printable bytes, found {shown(key)}"
+        )
+    return pointer
+
+
+BAD_ESCAPE: Final = re.compile("~(?![01])")
+
+
+def fields_on_the_wire(model: type[BaseModel]) -> set[str]:
+    """The names that the data of `model` may have for its fields."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        names.add(alias if isinstance(alias, str) else name)
+    return names
 
 
 def faults(error: ValidationError) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from contracts import trace
 from contracts.envelope import Envelope
 from contracts.errors import NotAllowed
 from contracts.replies import CAUSATION, Asked, as_uuid, said_by
@@ -56,4 +57,11 @@ def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
         data=said.data,
         causation=arrival.causation if asked is not None else None,
         body=arrival.body,
+        traceparent=joined(envelope.extensions.get("traceparent")),
     )
+
+
+def joined(traceparent: object) -> str | None:
+    """The trace that an event is in, in the form that we write; None when it names none."""
+    found = trace.parse(traceparent) if isinstance(traceparent, str) else None
+    return None if found is None else str(found)

@@ -1,4 +1,4 @@
-"""Mail into the database by its one door, `waypost.post_mail`: dedupe, store, match, number, wake."""
+"""Mail into the database by its one door, `waypost.post_mail`: dedupe, store, match, number, wake, start."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MailItem:
 
     How it is addressed: a reply by `causation`, the message it answers; an event by `type` and `key`; all
     else by `execution`, with `epoch` and `path` of the ask. `data` is JSON text. `digest` tells a repetition
-    from something else under the same name. Mail that an execution caused names the fact it comes from: it is
-    stored only if the journal has that fact.
+    from something else under the same name. In the trace of an event's `traceparent` goes on what it starts. Mail
+    that an execution caused names the fact it comes from: it is stored only if the journal has that fact.
     """
 
     kind: MailKind
@@ -44,6 +44,7 @@ class MailItem:
     epoch: int | None = None
     path: str | None = None
     body: bytes | None = None
+    traceparent: str | None = None
     from_execution: UUID | None = None
     from_position: int | None = None
     from_fence: int | None = None
@@ -66,13 +67,13 @@ POST: Final[LiteralString] = """
                %(digests)b::bytea[], %(datas)b::text[]::jsonb[], %(causations)b::uuid[],
                %(executions)b::uuid[], %(epochs)b::int[], %(paths)b::text[], %(bodies)b::bytea[],
                %(from_executions)b::uuid[], %(from_positions)b::bigint[], %(from_fences)b::bigint[], p_now =>
-               %(now)s::timestamptz)
+               %(now)s::timestamptz, p_trace => %(traceparents)b::text[])
      order by item
 """
 
 
 async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | None = None) -> list[Posted]:
-    """Store `items` and wake who waits for them; the answers come in their order.
+    """Store `items`, wake who waits for them, and start what they start; the answers come in their order.
 
     In autocommit this is a transaction of its own: when it returns, the items are durable. Inside a
     transaction, keep the lock order: whoever holds execution rows posts only mail with reserved sources
@@ -95,6 +96,7 @@ async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | N
         "epochs": column(item.epoch for item in items),
         "paths": column(item.path for item in items),
         "bodies": column(item.body for item in items),
+        "traceparents": column(item.traceparent for item in items),
         "from_executions": column(item.from_execution for item in items),
         "from_positions": column(item.from_position for item in items),
         "from_fences": column(item.from_fence for item in items),

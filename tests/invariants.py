@@ -67,8 +67,22 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
     "taken flag": """
         select inbox_id from waypost.inbox i
          where kind = 'event'
-           and taken <> exists (select 1 from waypost.mail m
-                                 where (m.tenant_id, m.inbox_id) = (i.tenant_id, i.inbox_id))
+           and taken <> (exists (select 1 from waypost.mail m
+                                  where (m.tenant_id, m.inbox_id) = (i.tenant_id, i.inbox_id))
+                         or exists (select 1 from waypost.journal j
+                                     where j.tenant_id = i.tenant_id and j.kind = 'started'
+                                       and (j.payload #>> '{event,inbox_id}')::bigint = i.inbox_id))
+    """,
+    "event that is input and mail": """
+        select execution_id from waypost.mail m
+          join waypost.journal j using (tenant_id, execution_id)
+         where j.kind = 'started' and (j.payload #>> '{event,inbox_id}')::bigint = m.inbox_id
+    """,
+    "event that started a flow twice": """
+        select min(j.execution_id::text) from waypost.journal j
+         where j.kind = 'started' and j.payload ? 'event'
+         group by j.tenant_id, j.payload ->> 'definition', j.payload #>> '{event,inbox_id}'
+        having count(*) > 1
     """,
     "journal gap": """
         select execution_id from waypost.execution e

@@ -251,7 +251,12 @@ def test_the_states_of_a_message_are_those_of_the_table() -> None:
 
 
 def test_the_tables_are_those_of_the_migrations() -> None:
-    made = re.findall(r"create table waypost\.(\w+)", text_of("migrations/0001_tables.sql"))
+    scripts = sorted(path.name for path in (ROOT / "migrations").glob("*.sql"))
+    made = [
+        name
+        for script in scripts
+        for name in re.findall(r"create table waypost\.(\w+)", text_of(f"migrations/{script}"))
+    ]
     listed = [name for cells in table("ARCHITECTURE.md", "table") for name in code_in(cells[0])]
 
     assert sorted(listed) == sorted([*made, "migration"])

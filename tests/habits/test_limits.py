@@ -189,7 +189,8 @@ def test_the_bounds_of_the_tables_are_listed() -> None:
 
 def bounds() -> Iterator[tuple[str, str]]:
     """How many bytes of each column a table takes, as its constraints have it."""
-    schema = text_of("migrations/0001_tables.sql")
+    scripts = sorted(path.name for path in (ROOT / "migrations").glob("*.sql"))
+    schema = "\n".join(text_of(f"migrations/{name}") for name in scripts)
     for name, body in re.findall(r"create table waypost\.(\w+) \((.*?)\n\)", schema, re.DOTALL):
         found: list[tuple[str, int]] = []
         for column, condition in re.findall(r"octet_length\((\w+)\)\s+(between \d+ and \d+|<= \d+)", body):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
@@ -388,6 +389,37 @@ async def journal_of(conn: Connection, execution: UUID) -> list[str]:
 
 async def posted(conn: Connection, *items: MailItem, now: datetime | None = None) -> list[Posted]:
     return await post(conn, items, now=now)
+
+
+FILL_THE_SHELF: Final[LiteralString] = """
+    insert into waypost.inbox
+           (tenant_id, kind, sender, source, event_id, type, key, digest, answer, taken, shelf_until, received_at)
+    select 1, 'event', 'payments', '/payments', 'old ' || n, 'paid', 'k', '\\x00', 'event', true, now(), now()
+      from generate_series(1, 5000) as n
+"""
+
+
+async def fill_the_shelf(conn: Connection) -> None:
+    """5,000 events of one key that somebody has, `old 1` to `old 5000`: the one thing that is written by hand."""
+    await conn.execute(FILL_THE_SHELF)
+
+
+READ: Final[LiteralString] = """
+    select relname, seq_scan, coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
+      from pg_stat_xact_user_tables
+     where schemaname = 'waypost'
+       and relname = any(array['inbox', 'wait', 'mail', 'execution'])
+"""
+
+
+@asynccontextmanager
+async def a_few_rows_read(conn: Connection) -> AsyncGenerator[None]:
+    """What is done inside, within one transaction, reads no table as a whole, and a dozen rows of each at most."""
+    before = {table: (scans, read) for table, scans, read in await rows(conn, READ)}
+    yield
+    for table, scans, read in await rows(conn, READ):
+        assert scans == before[table][0], f"{table} was read as a whole"
+        assert read - before[table][1] <= 12, f"{read - before[table][1]} rows of {table}"
 
 
 # -- two at once -------------------------------------------------------------------------------------------
