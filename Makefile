@@ -15,7 +15,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS)
 
 proof: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) -m proof --timeout 900
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m proof --timeout 900
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -101,6 +101,8 @@ class Book:
                 self.answers[line["id"]].append(line["answer"])
             case "posted":
                 self.posts.append(Post(**line))
+            case "published":
+                pass
             case "unproven":
                 self.unproven.append(line["id"])
             case _:

@@ -263,6 +263,7 @@ class Ledger:
     def _post_all(self, posts: list[tuple[str, Event]]) -> None:
         for name, event in posts:
             self._wait(event)
+            self._approve(name, event)
             self._post_until_taken(name, event, self._written[event["id"]])
             with self._lock:
                 self._owed.discard(event["id"])
@@ -279,6 +280,26 @@ class Ledger:
         while (first_word(order), kind) in GATED and not self._options.gate.exists():
             time.sleep(GATE_SECONDS)
 
+    def _approve(self, name: str, event: Event) -> None:
+        """Of `approved` orders: post the event that they wait for, before they do or after, as it happens."""
+        order = event["data"]["order"]
+        if first_word(order) != "approved" or event["type"] != "stock.reserve":
+            return
+        body = json.dumps(approval_of(order, name=name)).encode()
+        late = self._chance("approve", event, 1).choice((0.0, self._options.ponder))
+        threading.Thread(
+            target=self._publish_until_taken, args=(name, event["replyto"], body, late), daemon=True
+        ).start()
+
+    def _publish_until_taken(self, name: str, to: str, body: bytes, late: float) -> None:
+        time.sleep(late)
+        while True:
+            sent, status, *_ = self._send(name, to, body)
+            self.book.write("published", id=json.loads(body)["id"], sent=sent, status=status)
+            if status == 202:
+                return
+            time.sleep(PAUSE_SECONDS[-1])
+
     def _post_until_taken(self, name: str, event: Event, reply: bytes) -> None:
         tries = 0
         while self._post(name, event, reply) != 202:
@@ -286,32 +307,11 @@ class Ledger:
             tries += 1
 
     def _post(self, name: str, event: Event, reply: bytes) -> int | None:
-        """Post a reply once, freshly signed; the status of the answer, None when there was none."""
-        message = json.loads(reply)["id"]
-        now = datetime.now(UTC)
-        headers = {
-            "content-type": CLOUDEVENT,
-            "webhook-id": message,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": self._replies[name].sign(message, now, reply.decode()),
-        }
-        replyto: str = event["replyto"]
-        to = urlsplit(replyto)
-        status, said, inbox, sent, error = None, "", "", False, ""
-        conn = http.client.HTTPConnection(to.hostname or "", to.port, timeout=POST_SECONDS_MAX)
-        try:
-            conn.request("POST", to.path, reply, headers)
-            sent = True
-            with self._in_flight():
-                answer = conn.getresponse()
-            status, said, inbox = answer.status, answer.read().decode(), answer.getheader("x-inbox", "")
-        except (OSError, http.client.HTTPException) as met:
-            error = type(met).__name__
-        finally:
-            conn.close()
+        """Post a reply once; the status of the answer, None when there was none."""
+        sent, status, said, inbox, error = self._send(name, event["replyto"], reply)
         self.book.write(
             "posted",
-            id=message,
+            id=json.loads(reply)["id"],
             causation=event["id"],
             sha256=hashlib.sha256(reply).hexdigest(),
             sent=sent,
@@ -321,6 +321,33 @@ class Ledger:
             error=error,
         )
         return status
+
+    def _send(self, name: str, url: str, body: bytes) -> tuple[bool, int | None, str, str, str]:
+        """Post `body` once, freshly signed: whether all of it was written, the answer's status, body and inbox
+        header, and what came instead of an answer.
+        """
+        message = json.loads(body)["id"]
+        now = datetime.now(UTC)
+        headers = {
+            "content-type": CLOUDEVENT,
+            "webhook-id": message,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": self._replies[name].sign(message, now, body.decode()),
+        }
+        to = urlsplit(url)
+        status, said, inbox, sent, error = None, "", "", False, ""
+        conn = http.client.HTTPConnection(to.hostname or "", to.port, timeout=POST_SECONDS_MAX)
+        try:
+            conn.request("POST", to.path, body, headers)
+            sent = True
+            with self._in_flight():
+                answer = conn.getresponse()
+            status, said, inbox = answer.status, answer.read().decode(), answer.getheader("x-inbox", "")
+        except (OSError, http.client.HTTPException) as met:
+            error = type(met).__name__
+        finally:
+            conn.close()
+        return sent, status, said, inbox, error
 
     @contextmanager
     def _in_flight(self) -> Generator[None]:
@@ -358,6 +385,19 @@ def result_of(kind: str, order: str) -> Json:
     """What the service says when it has acted."""
     what = {"stock.reserve": "reservation", "payment.charge": "charge", "shipment.create": "tracking"}[kind]
     return {what: f"{what}-{order}"}
+
+
+def approval_of(order: str, *, name: str) -> Event:
+    """The event that says yes to an order, the same each time."""
+    return {
+        "specversion": "1.0",
+        "id": f"approval-{order}",
+        "source": f"/ledger/{name}",
+        "type": "order.approved",
+        "subject": order,
+        "datacontenttype": "application/json",
+        "data": {"order": order, "by": name},
+    }
 
 
 def reply_to(event: Event, suffix: str, data: Json, *, name: str) -> bytes:

@@ -10,7 +10,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,11 +48,17 @@ class Nemesis:
     whom: Sequence[Role] = ROUND
     spared: frozenset[str] = frozenset()
     hits: Counter[str] = field(default_factory=Counter[str])
+    _looked_at: set[str] = field(default_factory=set[str])
+    """Parts that a strike looks at: no other one takes them for its victims."""
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
 
     async def round(self) -> None:
         for role in self.chance.sample(self.whom, len(self.whom)):
             await self.strike(role)
+
+    async def storm(self) -> None:
+        """A round of which all strikes come at once."""
+        await asyncio.gather(*(self.strike(role) for role in self.whom))
 
     async def strike(self, role: Role) -> None:
         """Wait until a part of that role has work in hand, kill it, count that, and let it come back by itself.
@@ -66,12 +73,13 @@ class Nemesis:
             if not await self.feed(role) or time.monotonic() > deadline:
                 return True
             for victim in self._victims(role):
-                if self._is_away(victim) or not await self._in_hand(victim):
-                    continue
-                passed -= 1
-                if passed < 0 and await self._kill_if_at_work(victim):
-                    self._returning[victim.name] = self.returns.create_task(victim.start())
-                    return True
+                async with self._alone_with(victim) as may:
+                    if not may or not await self._in_hand(victim):
+                        continue
+                    passed -= 1
+                    if passed < 0 and await self._kill_if_at_work(victim):
+                        self._returning[victim.name] = self.returns.create_task(victim.start())
+                        return True
             return False
 
         await until(struck, what=f"work in the hands of a {role}, after {dict(self.hits)}")
@@ -79,6 +87,18 @@ class Nemesis:
     def _victims(self, role: Role) -> list[Part]:
         found = [part for part in self.stand.parts if part.role == role and part.name not in self.spared]
         return self.chance.sample(found, len(found))
+
+    @asynccontextmanager
+    async def _alone_with(self, victim: Part) -> AsyncGenerator[bool]:
+        """Whether it works, and no other strike looks at it meanwhile."""
+        if self._is_away(victim) or victim.name in self._looked_at:
+            yield False
+            return
+        self._looked_at.add(victim.name)
+        try:
+            yield True
+        finally:
+            self._looked_at.remove(victim.name)
 
     async def _kill_if_at_work(self, victim: Part) -> bool:
         victim.freeze()

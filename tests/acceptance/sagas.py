@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from orchestrator.client import ExecutionView
+from orchestrator.client import ExecutionView, NotOpen
 from orchestrator.store.reading import FactRow
 from tests.acceptance.book import Book, Effect
 from tests.acceptance.nemesis import Nemesis
@@ -42,36 +44,71 @@ FATES: Final = {
             RELEASED,
         ],
     ),
+    "approved": ("completed", [BOUGHT[0], "done shipment.create"]),
 }
-"""How an order ends, and what the services did for it."""
+"""How an order ends, and what the services did for it, in this order."""
 
-UNKNOWN: Final[tuple[list[str], ...]] = (
-    [],
-    ["done payment.charge", "undone payment.refund"],
-    ["undone before done payment.refund"],
-)
-"""What may be between the reservation and its release of an order that did not wait for its charge: it was never
-sent, or it was done, or it never came. It may have been refused, too, once nobody waited for it."""
+UNDOES: Final = {
+    "stock.release": "stock.reserve",
+    "payment.refund": "payment.charge",
+    "label.void": "label.print",
+    "stamp.return": "stamp.buy",
+}
+
+
+def standing(effects: list[Effect]) -> set[str] | None:
+    """What was done and not undone; None when something was undone that was not done, or done although it was."""
+    done: set[str] = set()
+    barred: set[str] = set()
+    for effect in effects:
+        undoes = UNDOES.get(effect.type, "")
+        match effect.what:
+            case "done" if effect.type not in barred | done:
+                done.add(effect.type)
+            case "undone" if undoes in done:
+                done.remove(undoes)
+                barred.add(undoes)
+            case "undone before done" | "nothing to undo" if undoes not in done:
+                barred.add(undoes)
+            case "refused":
+                pass
+            case _:
+                return None
+    return done
 
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """An order, by the flow that it runs and the fate that its name asks for; `fate` None: see UNKNOWN."""
+    """An order, the flow that it runs, and the fate that its name asks for.
+
+    `unknown`: it did not wait for its charge, so that nobody can say whether that was done. `abreast` and
+    `unabreast`: two steps side by side, of which none or one is refused. `cancelled`: it is, sooner or later.
+    """
 
     order: str
     flow: str
-    fate: str | None
+    fate: str
 
     def ended_well(self, status: str, effects: list[Effect]) -> bool:
         """Whether each effect happened once, all in their order, exactly those of its fate."""
-        did = [str(effect) for effect in effects]
-        if self.fate is not None:
-            return (status, did) == FATES[self.fate]
-        counted = [it for it in did if it not in {"refused payment.charge", "nothing to undo payment.refund"}]
-        return status == "compensated" and counted in [[BOUGHT[0], *it, RELEASED] for it in UNKNOWN]
+        did, stands = [str(effect) for effect in effects], standing(effects)
+        bought = sorted(did[:2]) == sorted(BOUGHT) and did[2:] == ["done shipment.create"]
+        match self.fate:
+            case "unknown":
+                return (status, did[0], did[-1], stands) == ("compensated", BOUGHT[0], RELEASED, set())
+            case "abreast":
+                return status == "completed" and bought
+            case "unabreast":
+                happened = {effect.what for effect in effects} != {"refused"}
+                return (status, stands) == ("compensated" if happened else "failed", set())
+            case "cancelled":
+                undone = stands is not None and stands <= {"shipment.create"}
+                return bought if status == "completed" else status == "cancelled" and undone
+            case _:
+                return (status, did) == FATES[self.fate]
 
 
-Kind = tuple[str, str, str | None]
+Kind = tuple[str, str, str]
 """First word of the order's name, flow and fate."""
 
 KINDS: Final[tuple[Kind, ...]] = (
@@ -91,12 +128,20 @@ KINDS: Final[tuple[Kind, ...]] = (
     ("declined", "weighed", "declined"),
     ("undeliverable", "weighed", "undeliverable"),
     ("unprocessable", "order", "unprocessable"),
-    ("late", "hasty", None),
-    ("mute", "hasty", None),
-    ("deaf", "hasty", None),
+    ("late", "hasty", "unknown"),
+    ("mute", "hasty", "unknown"),
+    ("deaf", "hasty", "unknown"),
+    ("order", "abreast", "abreast"),
+    ("answered", "abreast", "abreast"),
+    ("declined", "abreast", "unabreast"),
+    ("approved", "approved", "approved"),
+    ("approved", "approved", "approved"),
+    ("cancelled", "order", "cancelled"),
+    ("cancelled", "abreast", "cancelled"),
     ("order", "stamped", "stamped"),
     ("undeliverable", "stamped", "unstamped"),
     ("order", "stamped", "stamped"),
+    ("undeliverable", "stamped", "unstamped"),
     ("undeliverable", "stamped", "unstamped"),
 )
 """Every way in which a service may behave. Every timeout but that of `hasty` is longer than a test, so that no other
@@ -127,6 +172,11 @@ class Starts:
     waiting: list[Saga]
     """Those that are not started yet; the last one is next."""
     open_min: int = 2
+    to_cancel: list[Saga] = field(default_factory=list[Saga])
+    cancelled: int = 0
+    """Cancels that were acknowledged."""
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Strikes that come at once share the stand's one connection, and must not each start what is missing."""
 
     @property
     def begun(self) -> int:
@@ -141,6 +191,10 @@ class Starts:
         """See to it that parts of that role have work: any, or, if they are desks, what only they do. False when
         there is none left.
         """
+        async with self._alone:
+            return await self._feed(role)
+
+    async def _feed(self, role: Role) -> bool:
         number = await self.stand.one(OPEN, None, None)
         if self.waiting and number < self.open_min:
             await self._start(self.waiting[-1])
@@ -155,7 +209,23 @@ class Starts:
     async def _start(self, saga: Saga) -> None:
         self.waiting.remove(saga)
         await self.stand.order(saga.order, flow=saga.flow)
+        if saga.fate == "cancelled":
+            self.to_cancel.append(saga)
+        elif self.to_cancel and self.begun % CANCEL_EVERY == 0:
+            await self._cancel(self.to_cancel.pop(0))
 
+    async def cancel_the_rest(self) -> None:
+        while self.to_cancel:
+            await self._cancel(self.to_cancel.pop(0))
+
+    async def _cancel(self, saga: Saga) -> None:
+        with suppress(NotOpen):  # it was over before
+            await self.stand.client.cancel(self.stand.started[saga.order], by="ann", reason="no reason")
+            self.cancelled += 1
+
+
+CANCEL_EVERY: Final = 3
+"""Starts after which one saga is cancelled, so that each has come to another point by then."""
 
 STAMPED_OPEN_MIN: Final = 3
 """One whose desk was struck several times is not sent again for half a minute."""
@@ -186,7 +256,7 @@ async def proven_hits(it: Stand, nemesis: Nemesis) -> Counter[str]:
 
 ORPHANED: Final = "select count(*) from waypost.journal where kind = 'orphaned'"
 UNSETTLED: Final = "select sum(attempts)::int - (select count(*) from waypost.delivery) from waypost.outbox"
-UNREAD: Final = "select count(*) from waypost.execution where mail_received > mail_read"
+UNREAD: Final = "select business_key from waypost.execution where mail_received > mail_read"
 
 COMMITTED: Final = """
     select message_id, body, attempts, state
@@ -215,31 +285,55 @@ async def assert_messages_arrived_as_they_were_committed(it: Stand) -> None:
     assert sorted(keys.values()) == sorted(arrived)
 
 
+async def assert_no_mail_was_left_unread(it: Stand, all_sagas: Sequence[Saga]) -> None:
+    """But by those that did not wait for all that they had asked for, and were over before it came."""
+    unread = {order for (order,) in await (await it.conn.execute(UNREAD)).fetchall()}
+    did_not_wait = {saga.order for saga in all_sagas if saga.fate in {"unknown", "unabreast", "cancelled"}}
+
+    assert unread <= did_not_wait
+
+
 def assert_the_saga_ended_as_it_should(saga: Saga, view: ExecutionView, book: Book) -> None:
     """Effects and undos happened once, in their order, exactly for what was done."""
     effects = [effect for effect in book.effects if effect.order == saga.order]
     keys = Counter(effect.key for effect in effects)
 
     assert saga.ended_well(view.row.status, effects), (saga, view.row.status, [*map(str, effects)])
-    assert set(keys.values()) == {1}
+    assert set(keys.values()) <= {1}  # nothing at all when it was cancelled at once
 
 
 def assert_the_journal_agrees(view: ExecutionView) -> None:
-    """Each ask ended once, undos in the reverse order of what they undo; the last fact is what the row says."""
-    asked = [fact.path for fact in view.facts if fact.kind == "asked"]
-    ended = {fact.path: said(fact)["outcome"] for fact in view.facts if fact.kind == "ended"}
-    undos = [path for path in ended if path.endswith("/undo")]
-    stands = [path for path in reversed(ended) if path not in undos and ended[path] in {"done", "unknown"}]
-    undoable = [path for path in stands if ended[path] == "done" or f"{path}/undo" in undos]
+    """Each ask is closed once, undos in the reverse order in which ended what they undo, nothing ordinary after a
+    cancel; and the last fact is what the row says.
+    """
+    asked = [fact for fact in view.facts if fact.kind == "asked"]
+    closed = {fact.path: closing(fact) for fact in view.facts if fact.kind in {"ended", "withdrawn"}}
+    undos = [fact.path.removesuffix("/undo") for fact in asked if fact.path.endswith("/undo")]
+    ended = [path for path, how in reversed(closed.items()) if how in {"done", "unknown"} and path in undos]
     states = {message.path: message.state for message in view.messages}
+    after_cancel = view.facts[[*(fact.kind for fact in view.facts), "cancel_asked"].index("cancel_asked") :]
 
-    assert asked == [fact.path for fact in view.facts if fact.kind == "ended"]
-    assert [path for path in asked if not path.startswith("weigh")] == list(states)
-    assert undos == ([f"{path}/undo" for path in undoable] if view.row.status == "compensated" else [])
-    assert {ended[path] for path in undos} <= {"done"}
-    assert {states[path] for path in states if ended[path] == "done"} == {"delivered"}
+    assert sorted(fact.path for fact in asked) == sorted(closed)
+    assert sorted(fact.path for fact in asked if said(fact)["args"].get("do") == "call") == sorted(states)
+    assert [path for path in undos if closed[path] != "withdrawn"] == ended
+    if view.row.status in {"compensated", "cancelled"}:
+        assert set(undos) >= {path for path, how in closed.items() if how == "done" and is_undoable(path)}
+    else:
+        assert undos == []
+    assert {closed[f"{path}/undo"] for path in undos} <= {"done"}
+    assert {states[path] for path in states if closed[path] == "done"} <= {"delivered"}
+    assert [it.path for it in after_cancel if it.kind == "asked" and not it.path.endswith("/undo")] == []
     assert (view.facts[-1].kind, said(view.facts[-1])["kind"]) == ("finished", view.row.status)
     assert [fact.position for fact in view.facts] == list(range(1, view.row.position + 1))
+
+
+def closing(fact: FactRow) -> str:
+    return "withdrawn" if fact.kind == "withdrawn" else said(fact)["outcome"]
+
+
+def is_undoable(path: str) -> bool:
+    """Whether the flows give it an undo: all steps but shipping, waiting, and undoing itself."""
+    return path.rpartition("/")[2] not in {"create", "order%2Eapproved", "undo"}
 
 
 def said(fact: FactRow) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from tests.acceptance.nemesis import Nemesis
 from tests.acceptance.sagas import (
     FEW_KINDS,
     TROUBLE,
-    UNREAD,
     Starts,
     assert_messages_arrived_as_they_were_committed,
+    assert_no_mail_was_left_unread,
     assert_replies_were_the_same_bytes_until_taken,
     assert_the_journal_agrees,
     assert_the_saga_ended_as_it_should,
@@ -61,7 +61,7 @@ async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int) -> None:
         print(counted(proven), counted(summary(it.book())))  # noqa: T201  # in the report of a failure
         assert proven.total() >= HITS_MIN
         assert await broken(it.conn, at_rest=True) == []
-        assert await it.one(UNREAD) == 0
+        await assert_no_mail_was_left_unread(it, orders)
         await assert_messages_arrived_as_they_were_committed(it)
     for saga, view in zip(orders, views, strict=True):
         assert_the_saga_ended_as_it_should(saga, view, it.book())

@@ -28,9 +28,9 @@ from tests.acceptance.sagas import (
     KINDS,
     OPEN,
     TROUBLE,
-    UNREAD,
     Starts,
     assert_messages_arrived_as_they_were_committed,
+    assert_no_mail_was_left_unread,
     assert_replies_were_the_same_bytes_until_taken,
     assert_the_journal_agrees,
     assert_the_saga_ended_as_it_should,
@@ -47,8 +47,13 @@ from tests.invariants import broken
 from tests.waiting import until
 
 SAGAS: Final = 200
-HITS_MIN: Final = 90
-OPEN_MIN: Final = 8
+HITS: Final = 120
+STRIKE_SECONDS: Final = 150
+"""The sagas are begun with the kills, so that work is there for each, but within this time on a slow machine too."""
+
+HITS_MIN: Final = 75
+"""Kills that interrupted work, as what they left behind shows."""
+OPEN_MIN: Final = 6
 OUTAGE_SECONDS: Final = 10
 ROLES: Final[Sequence[Role]] = ("receiver", "relay", "relay", "worker", "worker", "worker")
 WHOM: Final[Sequence[Role]] = ("worker", "worker", "relay", "receiver", "desk")
@@ -158,7 +163,8 @@ async def test_two_hundred_sagas(
             await until(lambda: nothing_owed(it), what="the last replies to be taken")
 
         proven = await proven_hits(it, nemesis)
-        evidence.did(f"{SAGAS} sagas; kills that interrupted work: {counted(proven)}")
+        evidence.did(f"{SAGAS} sagas: {counted(Counter(view.row.status for view in views))}")
+        evidence.did(f"kills that interrupted work: {counted(proven)}; cancels: {starts.cancelled}")
         evidence.did(f"services: {counted(summary(it.book()))}")
         evidence.did(
             f"connections: {watch.looks} looks ({watch.away} without the server), at most"
@@ -169,7 +175,7 @@ async def test_two_hundred_sagas(
         assert watch.stuck == []
         assert proven.total() >= HITS_MIN
         assert await broken(it.conn, at_rest=True) == []
-        assert await it.one(UNREAD) == 0
+        await assert_no_mail_was_left_unread(it, orders)
         await assert_messages_arrived_as_they_were_committed(it)
     for saga, view in zip(orders, views, strict=True):
         assert_the_saga_ended_as_it_should(saga, view, it.book())
@@ -183,17 +189,18 @@ async def test_two_hundred_sagas(
 async def strike(
     nemesis: Nemesis, starts: Starts, planned: Sequence[Callable[[], Awaitable[None]]], evidence: Evidence
 ) -> None:
-    """Kill until it was often enough; in between, at equal distances, what is `planned` happens."""
-    left, parts = list(planned), len(planned) + 1
-    while nemesis.hits.total() < HITS_MIN and await nemesis.feed("worker"):
-        await starts.up_to(nemesis.hits.total() / HITS_MIN)
-        if nemesis.hits.total() >= HITS_MIN * (parts - len(left)) / parts:
+    """Kill until all sagas are begun; at equal distances between them, what is `planned` happens."""
+    left, parts, begun = list(planned), len(planned) + 1, time.monotonic()
+    while starts.waiting:
+        if left and starts.begun >= SAGAS * (parts - len(left)) / parts:
             await left.pop(0)()
-        await nemesis.round()
+        await nemesis.storm()
+        passed = (time.monotonic() - begun) / STRIKE_SECONDS
+        await starts.up_to(max(passed, nemesis.hits.total() / HITS))
         evidence.goes_on(f"{starts.begun} of {SAGAS} sagas begun, {nemesis.hits.total()} kills")
     for event in left:
         await event()
-    await starts.up_to(1)
+    await starts.cancel_the_rest()
 
 
 async def all_over(it: Stand, evidence: Evidence) -> None:
