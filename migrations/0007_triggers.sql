@@ -134,8 +134,8 @@ drop function waypost.post_mail(
     int[], text[], text[], text[], text[], text[], text[], text[], bytea[], jsonb[], uuid[], uuid[], int[], text[],
     bytea[], uuid[], bigint[], bigint[], interval, timestamptz);
 
--- The one door for mail, as 0002 and 0005 describe it. New here: a new event creates the executions that it starts;
--- `p_trace` has the traceparents of events. And what is answered holds: an execution that is created while mail for it
+-- The one door for mail, as 0002 describes it. New here: mail of an event names the wait that it fills, as 0005 says;
+-- a new event creates the executions that it starts; `p_trace` has the traceparents of events. And what is answered holds: an execution that is created while mail for it
 -- is being stored as unmatched does not get it.
 create function waypost.post_mail(
     p_tenant int[], p_kind text[], p_sender text[], p_source text[], p_event text[], p_webhook text[],
