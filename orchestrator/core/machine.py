@@ -29,7 +29,7 @@ from contracts.limits import (
     UNDOS_MAX,
 )
 from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask, Entry, Scope, Unwind
-from orchestrator.core.branch import Branch
+from orchestrator.core.branch import Branch, drop
 from orchestrator.core.buffer import Buffer
 from orchestrator.core.errors import (
     ENDINGS,
@@ -53,7 +53,7 @@ from orchestrator.core.fork import Fork
 from orchestrator.core.past import Past
 from orchestrator.core.path import Frame, undo_path
 from orchestrator.core.retry import ONCE, UNDO_RETRY
-from orchestrator.core.status import TERMINAL, Status
+from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
 
 Json = Any
@@ -61,6 +61,9 @@ Program = Callable[["Machine", Json], Coroutine[Any, Any, Json]]
 
 FOREIGN_AWAITS_MAX: Final = 100
 """Times that a program may await something foreign, and catch what it gets for it."""
+
+CLINGS_MAX: Final = 100
+"""Times that a program which is let go may catch that; then it is left at its next await."""
 
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -126,6 +129,7 @@ class Machine:
         self._kept = 0
         self._fault: Halt | None = None
         self._foreigners = 0
+        self._clung = 0
         self._evicted = False
 
     # ---- the two ways in: a journal, or the world ----------------------------------------------------------
@@ -142,8 +146,7 @@ class Machine:
         try:
             self._replay(journal, complete=complete)
         except Halt:
-            del self.new[kept:]
-            self.position = journal[-1].position if journal else 0
+            self._forget_beyond(journal[-1].position if journal else 0, kept)
             raise
         self._past = None
         self._kept = len(self.new)
@@ -171,13 +174,22 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
+        if (
+            kind == "ended"
+        ):  # nobody answers a timer, an event comes by its name, an unknown tells a held step nothing
+            found = self.open.get(path)
+            if (
+                found is None
+                or found[1].kind not in MAY_HAVE_ACTED
+                or (path in self._needs and data.get("outcome") == "unknown")
+            ):
+                kind = "late"
+        self._tell(kind, path, data, at, actor)
+
+    def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
         self._kept = len(self.new)
-        if self.status in TERMINAL:
+        if self.status is not Status.OPEN:
             return
-        if kind == "ended" and (
-            path not in self.open or (self.is_held(path) and data.get("outcome") == "unknown")
-        ):
-            kind = "late"
         if data.get("outcome") == "done" or data.get("verdict") == "done":
             data = self._with_undo(path, data)
         text = self._encoded(data, what=f"{kind} {path}".rstrip())
@@ -197,7 +209,7 @@ class Machine:
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(path, ask, now)
         else:
-            self.tell("ended", path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
+            self._tell("ended", path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
         return True
 
     def _time_out(self, path: str, ask: Ask, now: datetime) -> None:
@@ -294,16 +306,22 @@ class Machine:
     def _input(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> None:
         if self.position >= self.facts_max:
             raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
-        self.position += 1
-        fact = Fact(self.position, kind, path, data, self.at, text, actor)
+        position = self.position = self.position + 1
+        fact = Fact(position, kind, path, data, self.at, text, actor)
         self.new.append(fact)
         self._kept = len(self.new)
         try:
             self.apply(fact)
         except Halt:
-            del self.new[self._kept :]
-            self.position = fact.position
+            self._forget_beyond(position, self._kept)
             raise
+
+    def _forget_beyond(self, position: int, kept: int) -> None:
+        """Nothing that a stopped program said counts, nor what follows from it: it will say it again."""
+        del self.new[kept:]
+        self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
+        self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
+        self.position = position
 
     def apply(self, fact: Fact) -> None:
         """The one place where facts have effect, live and replayed alike."""
@@ -315,20 +333,29 @@ class Machine:
         self._pump()
 
     def _produce(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
-        """Record what the program says; in the past, check that it said so then. The recorded fact wins."""
-        recorded = self._recorded()
-        if recorded is not None:
-            if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
-                raise self._stop(
-                    NonDeterminism(
-                        f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
-                        f"{recorded.position}; the program says {saying(kind, path, data)}"
-                    )
+        """Record what the program says; in the past, check that it said so then."""
+        return self._recall(kind, path, data) or self._say(kind, path, data, text)
+
+    def _recall(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
+        """What was recorded when the program said this; None when that is new. The recorded fact wins."""
+        recorded = self._recorded() if self._past is not None else None
+        if recorded is None:
+            return None
+        if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
+            raise self._stop(
+                NonDeterminism(
+                    f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
+                    f"{recorded.position}; the program says {saying(kind, path, data)}"
                 )
-            assert self._past is not None, "what is recorded is in the past"
-            self._past.take()
-            self.position = recorded.position
-            return recorded
+            )
+        assert self._past is not None, "what is recorded is in the past"
+        self._past.take()
+        self.position = recorded.position
+        return recorded
+
+    def _say(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
+        if self._evicted:
+            return Fact(self.position, kind, path, data, self.at)
         if self.position >= self.facts_max:
             raise self._stop(LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}"))
         self.position += 1
@@ -381,7 +408,7 @@ class Machine:
         """Live only: what the core itself knows about an ask becomes an input fact: one that cannot be sent is
         refused, and the oldest event of a type and key goes to whoever has waited longest for it.
         """
-        while self.status not in TERMINAL:
+        while (self._decisions or self._buffer.events) and self.status is Status.OPEN:
             decided = self._decision() or self._gift()
             if decided is None:
                 return
@@ -399,8 +426,6 @@ class Machine:
 
     def _gift(self) -> tuple[str, dict[str, Json]] | None:
         """The next event to be given, and where to."""
-        if not self._buffer:
-            return None
         waits: dict[tuple[str, str], str] = {}
         for path, (_, ask) in self.open.items():
             if ask.is_event:
@@ -457,7 +482,7 @@ class Machine:
         if ask.kind == "fork":
             self._resume(branch, error=UsageError(error_in(fact.data).get("detail")))
         elif outcome == "done":
-            self._resume(branch, self._value_of(fact))
+            self._resume(branch, self._event_of(fact) if "of" in fact.data else fact.data.get("value"))
         else:
             self._resume(branch, error=ENDINGS[outcome](ask.path, ask.name, error_in(fact.data)))
 
@@ -465,17 +490,15 @@ class Machine:
         """`fact` ends the waiting at `ask`."""
         self._needs.pop(ask.path, None)
         del self.open[ask.path]
-        if ask.is_event and self._is_new(fact):
+        if ask.kind == "event" and self._is_new(fact):
             self.closed_waits.append(ClosedWait(ask, fact.position))
 
     def _is_new(self, fact: Fact) -> bool:
         """Whether `fact`, the last one, is not yet in the journal."""
         return bool(self.new) and self.new[-1] is fact
 
-    def _value_of(self, fact: Fact) -> Json:
-        """What was replied; of an event, what was received where the fact says."""
-        if "of" not in fact.data:
-            return fact.data.get("value")
+    def _event_of(self, fact: Fact) -> Json:
+        """What was received where `fact` says."""
         event = self._buffer.take(fact.data["of"])
         if event is None:
             raise NonDeterminism(
@@ -570,6 +593,11 @@ class Machine:
     def _pump(self) -> None:
         while True:
             while self._ready:
+                self._resumes += 1
+                if self._resumes > RESUMES_MAX:
+                    raise self._stop(
+                        LimitExceeded(f"resumes_max: {RESUMES_MAX} asks in one turn; it runs without waiting")
+                    )
                 branch, value, error = self._ready.popleft()
                 if not branch.over:  # it was stopped before it was started
                     self._run(branch, value, error)
@@ -587,9 +615,8 @@ class Machine:
             self._branch_over(branch, *branch.ending)
             return
         if not branch.started and inspect.getcoroutinestate(branch.coro) != inspect.CORO_CREATED:
-            error = RuntimeError("cannot reuse already awaited coroutine")
+            raise self._stop(ProgramFault("RuntimeError: cannot reuse already awaited coroutine"))
         branch.started = True
-        self._count_resume()
         self.current = branch
         request: object = None
         ended: tuple[Json, BaseException | None] | None = None
@@ -616,26 +643,26 @@ class Machine:
 
     def _requested(self, branch: Branch, request: object) -> None:
         """What `branch` waits for now. One that is told to end waits for nothing but its undoing."""
-        if isinstance(request, Unwind):
+        if isinstance(request, Ask) and branch.pending is None:
+            self._ask(branch, request)
+        elif isinstance(request, Unwind):
             self._unwind(request.scope, branch)
         elif branch.pending is not None:
-            reason, branch.pending = branch.pending, None
-            if isinstance(request, Fork):
-                request.close()
-            self._resume(branch, error=Cancelled(reason))
-        elif isinstance(request, Ask):
-            self._ask(branch, request)
+            self._interrupt(branch, request)
         elif isinstance(request, Fork):
             self._fork(branch, request)
         else:
             self._resume(branch, error=self._foreign(request))
 
-    def _count_resume(self) -> None:
-        self._resumes += 1
-        if self._resumes > RESUMES_MAX:
-            raise self._stop(
-                LimitExceeded(f"resumes_max: {RESUMES_MAX} asks in one turn; it runs without waiting")
-            )
+    def _interrupt(self, branch: Branch, request: object) -> None:
+        """`branch` is told to end: what it was about to ask keeps its place in the paths, and is not asked."""
+        if isinstance(request, Ask | Fork):
+            branch.frame.next(request.name)
+        if isinstance(request, Fork):
+            request.close()
+        error = Cancelled(branch.pending)
+        branch.pending = None
+        self._resume(branch, error=error)
 
     def _foreign(self, request: object) -> TypeError:
         """What the program gets for awaiting something else than its context gives; soon it is held for that."""
@@ -659,10 +686,10 @@ class Machine:
             data["undo"] = self._making_undo(ask.path, ask.undo, False, None)
         if ask.at_most_once:
             data["effect"] = "at_most_once"
-        text, unfit = None, None
-        if self._recorded() is None:
+        fact = self._recall("asked", ask.path, data)
+        if fact is None:
             text, unfit = self._fit(data, ask)
-        fact = self._produce("asked", ask.path, unfit or data, text)
+            fact = self._say("asked", ask.path, unfit or data, text)
         self._listen(branch, ask, fact)
         if "unfit" in fact.data:
             self._decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
@@ -750,8 +777,8 @@ class Machine:
         if not branch.scoped:
             self._branch_over(branch, value, error)
             return
-        if error is None and branch.pending is not None:
-            error, branch.pending = Cancelled(branch.pending), None
+        if error is None and branch.told:  # it went on to its end, and lost all the same
+            error, branch.pending = Cancelled(branch.pending or "a sibling decided"), None
         branch.ending = (value, error)
         if error is None:
             branch.scope.merge()
@@ -788,7 +815,7 @@ class Machine:
         branch.told = True
         waits = branch.at
         if not branch.started:
-            branch.close()
+            drop(branch.coro)
             self._branch_over(branch, None, Cancelled(reason))
         elif branch.shielded or waits is None:
             branch.pending = reason
@@ -806,12 +833,12 @@ class Machine:
         """Nobody waits for `ask` any more. What may be under way has to settle, unless its time was over before."""
         settled = self._is_over(ask)
         fact = self._produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
-        self._decisions.pop(ask.path, None)
+        was_sent = self._decisions.pop(ask.path, None) is None
         self._close(ask, fact)
         if settled:
             return
         self.undoing.withdrawn(ask, fact)
-        if ask.is_message and ask.asked_at is not None and self._is_new(fact):
+        if ask.is_message and was_sent and ask.asked_at is not None and self._is_new(fact):
             self.taken_back.append(TakenBack(ask.path, ask.asked_at, fact.position))
 
     # ---- undoing -------------------------------------------------------------------------------------------
@@ -829,7 +856,7 @@ class Machine:
 
     def _next_undo(self) -> None:
         """One undo at a time, and none while a person is needed."""
-        entry = self.undoing.next() if self.held is None else None
+        entry = self.undoing.next() if self.undoing and not self._needs else None
         if entry is not None:
             self.undoing.current = entry
             self._ask_undo(entry)
@@ -869,7 +896,7 @@ class Machine:
             self._finish(Status.CANCELLED, {"reason": storable(str(error))})
             self.result = error
         else:
-            done = self.undoing.undone > 0 and not self.undoing.stands and not self.undoing.passed
+            done = self.undoing.undone > 0 and not self.undoing.stands and not self.undoing.pivoted
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
             self.result = error
 
@@ -899,7 +926,9 @@ class Machine:
         undoing = self.undoing
         counted = undoing.undone > 0 or status is Status.COMPENSATED
         undone: dict[str, Json] = {"undone": undoing.undone} if counted else {}
-        left = undoing.stands if status is Status.COMPLETED else [*undoing.passed, *undoing.stands]
+        left = list(undoing.stands)
+        if status is not Status.COMPLETED and self._root is not None:
+            left = [*undoing.passed, *left, *self._root.scope.entries]
         stands: dict[str, Json] = {"stands": left} if left else {}
         whole = {"kind": str(status), **data, **undone, **stands}
         self._produce("finished", "", whole, None if undone or stands else text)
@@ -910,14 +939,23 @@ class Machine:
     # ---- what the context needs at once --------------------------------------------------------------------
 
     def here(self) -> Branch:
-        """The branch that runs now. Raises UsageError outside of the flow."""
+        """The branch that runs now. Raises UsageError outside of the flow, GeneratorExit while it is let go."""
         if self._evicted:
-            raise GeneratorExit
+            return self._leaving()
         if self.current is None:
             raise UsageError(
                 "this context belongs to a flow: it can be used only while the flow runs, not from a step or a callback"
             )
         return self.current
+
+    def _leaving(self) -> Branch:
+        """Raises GeneratorExit, but not for ever: a program that catches that in a loop gets to its await, where
+        Python leaves it.
+        """
+        self._clung += 1
+        if self._clung > CLINGS_MAX and self._root is not None:
+            return self._root
+        raise GeneratorExit
 
     def opens(self, name: str | None) -> tuple[Scope, Frame]:
         """The scope and the frame of a saga that begins here; without a name it moves no path."""
