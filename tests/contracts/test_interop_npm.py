@@ -1,4 +1,4 @@
-"""The `standardwebhooks` package of npm, another implementation in another language, against ours."""
+"""The packages of npm, other implementations in another language, against ours: `standardwebhooks`, `cloudevents`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Final
 
 import pytest
 
+from contracts.binary import decode_binary
+from contracts.errors import MalformedEvent
 from contracts.signature import Secret, sign, verify
+from tests.contracts.test_binary import canonical
 from tests.npm import node_modules
 
 SECRET: Final = Secret.of(bytes(range(32)))
@@ -83,3 +86,51 @@ def test_the_npm_package_refuses_what_we_did_not_sign(node: Path) -> None:
     forged = sign([Secret.of(b"a secret of somebody else")], message_id=ID, timestamp=now, body=BODY.encode())
 
     assert exchange(node, forged, now)["verified"] is False
+
+
+BINARY: Final = """
+const { CloudEvent, HTTP } = require("cloudevents");
+const event = new CloudEvent(JSON.parse(require("fs").readFileSync(0, "utf8")));
+console.log(JSON.stringify(HTTP.binary(event)));
+"""
+
+
+def in_headers(node: Path, **attributes: object) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and body that the package makes of an event."""
+    event = {"id": "1", "source": "/orders", "type": "order.placed", **attributes}
+    done = subprocess.run(
+        ["node", "-e", BINARY],
+        cwd=node,
+        input=json.dumps(event),
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    )
+    message = json.loads(done.stdout)
+    return [(name, canonical(value)) for name, value in message["headers"].items()], message.get(
+        "body", ""
+    ).encode()
+
+
+def test_we_read_what_the_cloudevents_package_puts_into_headers(node: Path) -> None:
+    headers, body = in_headers(node, subject="order-1042", ext=True, n=7, data={"name": "Zoë"})
+
+    event = decode_binary(headers, body)
+
+    assert (event.id, event.source, event.type, event.subject) == (
+        "1",
+        "/orders",
+        "order.placed",
+        "order-1042",
+    )
+    assert (event.data, event.datacontenttype) == ({"name": "Zoë"}, "application/json; charset=utf-8")
+    assert event.extensions == {"ext": "true", "n": "7"}
+
+
+@pytest.mark.parametrize("subject", ["Zoë", "100%", 'the "first"'])
+def test_what_the_cloudevents_package_should_have_encoded_is_refused(node: Path, subject: str) -> None:
+    headers, body = in_headers(node, subject=subject)
+
+    with pytest.raises(MalformedEvent, match="subject: expected"):
+        decode_binary(headers, body)
