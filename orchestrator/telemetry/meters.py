@@ -8,7 +8,7 @@ counted as `other`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -56,14 +56,21 @@ class Names:
 
 
 class Tally:
-    """Counts by label values, which the SDK reads when it is asked."""
+    """Counts by label values, which the SDK reads when it is asked. `names` bound the values, label by label."""
 
-    def __init__(self, instrument: Instrument) -> None:
+    def __init__(self, instrument: Instrument, names: Sequence[Names]) -> None:
         self._labels = instrument.labels
+        self._names = names
         self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, *values: str, count: int = 1) -> None:
-        self._counts[values] = self._counts.get(values, 0) + count
+        if values not in self._counts:  # what was counted once is within its bounds
+            values = self.bounded(values)
+            self._counts.setdefault(values, 0)
+        self._counts[values] += count
+
+    def bounded(self, values: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name(value) for name, value in zip(self._names, values, strict=True))
 
     def replace(self, counts: Mapping[tuple[str, ...], int]) -> None:
         """What is counted is `counts`; what was there and is not any more is 0."""
@@ -92,13 +99,13 @@ class Meters:
             [reader], resource=resource, shutdown_on_exit=False, exemplar_filter=AlwaysOffExemplarFilter()
         )
         self._meter = self._provider.get_meter("waypost")
+        self._names = {label: Names() for one in instruments.ALL for label in one.labels}
         self._tallies = {
             one.name: self._tally(one) for one in instruments.ALL if one.kind is not Kind.HISTOGRAM
         }
         self._duration = self._histogram(instruments.DURATION)
         self._queue_delay = self._histogram(instruments.QUEUE_DELAY)
         self._delivery = self._histogram(instruments.DELIVERY_DURATION)
-        self._names = {label: Names() for one in instruments.ALL for label in one.labels}
         self._hears: Mapping[str, Callable[..., None]] = {
             "execution.owned": self._owned,
             "turn.committed": self._committed,
@@ -112,7 +119,7 @@ class Meters:
         }
 
     def _tally(self, one: Instrument) -> Tally:
-        tally = Tally(one)
+        tally = Tally(one, [self._names[label] for label in one.labels])
         make = (
             self._meter.create_observable_counter
             if one.kind is Kind.COUNTER
@@ -144,10 +151,7 @@ class Meters:
         self._provider.shutdown()
 
     def _add(self, one: Instrument, *values: str, count: int = 1) -> None:
-        self._tallies[one.name].add(*self._bounded(one, values), count=count)
-
-    def _bounded(self, one: Instrument, values: Sequence[str]) -> Iterator[str]:
-        return (self._names[label](value) for label, value in zip(one.labels, values, strict=True))
+        self._tallies[one.name].add(*values, count=count)
 
     # ---- a worker ------------------------------------------------------------------------------------------
 
@@ -176,11 +180,12 @@ class Meters:
                     continue
 
     def _ended(self, flow: str, version: str, fact: Fact, *, late: bool) -> None:
-        node, outcome = node_of(fact.path), str(fact.data.get("outcome"))
+        outcome = str(fact.data.get("outcome"))
         if late or fact.actor != "worker":
-            self._add(instruments.NODE_ATTEMPT, flow, version, node, outcome)
+            self._add(instruments.NODE_ATTEMPT, flow, version, node_of(fact.path), outcome)
         if error_in(fact.data).get("code") == "timeout":
-            self._add(instruments.NODE_TIMEOUT, flow, version, node, "reply" if late else "total")
+            kind = "reply" if late else "total"
+            self._add(instruments.NODE_TIMEOUT, flow, version, node_of(fact.path), kind)
         step = undone(fact.path)
         if step is not None:
             self._add(instruments.COMPENSATION, flow, version, name_in(step), outcome)
@@ -201,7 +206,7 @@ class Meters:
     def _watched(self, *, stuck: Mapping[tuple[str, str], int]) -> None:
         """`stuck` counts by flow and cause. More than at the last look are new."""
         now = self._tallies[instruments.STUCK_NOW.name]
-        found = {tuple(self._bounded(instruments.STUCK_NOW, key)): count for key, count in stuck.items()}
+        found = {now.bounded(key): count for key, count in stuck.items()}
         for key, count in found.items():
             if count > now.of(*key):
                 self._add(instruments.STUCK, *key, count=count - now.of(*key))
@@ -236,6 +241,8 @@ def node_of(path: str) -> str:
 
 def undone(path: str) -> str | None:
     """The path of the step that is undone at `path`; None when that is no undo."""
+    if "/" not in path:
+        return None
     step, _, last = path.rpartition("/")
     return step if step and last.partition("#")[0] == "undo" else None
 
