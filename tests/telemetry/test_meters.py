@@ -122,6 +122,15 @@ def test_a_sleep_is_no_attempt_and_a_local_step_may_run_out_of_time(meters: Mete
     assert found(meters, instruments.NODE_TIMEOUT) == {("order", "1", "pack", "total"): 1}
 
 
+def test_a_wait_for_an_event_is_no_attempt_and_may_time_out(meters: Meters) -> None:
+    committed(
+        meters, fact("ended", "paid", outcome="done", of=3), fact("ended", "paid#2", outcome="timed_out")
+    )
+
+    assert found(meters, instruments.NODE_ATTEMPT) == {}
+    assert found(meters, instruments.NODE_TIMEOUT) == {("order", "1", "paid", "event"): 1}
+
+
 def test_an_undo_is_counted_under_the_name_of_what_it_undoes(meters: Meters) -> None:
     committed(meters, fact("ended", "reserve#3/undo#2", outcome="done", actor="participant:inventory"))
 
