@@ -340,12 +340,25 @@ def said(fact: FactRow) -> dict[str, Any]:
     return json.loads(fact.payload or "{}")
 
 
-def assert_replies_were_the_same_bytes_until_taken(book: Book) -> None:
-    """And no reply but those of a service that posts none was missing."""
+TAKEN_BACK: Final = """
+    select o.message_id::text
+      from waypost.outbox o
+      join waypost.journal j using (tenant_id, execution_id, path)
+     where j.kind = 'withdrawn'
+"""
+
+
+async def taken_back(it: Stand) -> set[str]:
+    """Commands that nobody wanted any more before they were answered."""
+    return {message for (message,) in await (await it.conn.execute(TAKEN_BACK)).fetchall()}
+
+
+def assert_replies_were_the_same_bytes_until_taken(book: Book, *, unwanted: set[str]) -> None:
+    """And none was missing, but those of a service that posts none, and some of commands that are `unwanted`."""
     by_command: dict[str, list[tuple[str, str, int | None]]] = {}
     for post in book.posts:
         by_command.setdefault(post.causation, []).append((post.id, post.sha256, post.status))
-    posted = {arrival.id for arrival in book.arrivals if posts(arrival.event)}
+    posted = {arrival.id for arrival in book.arrivals if posts(arrival.event)} - unwanted
 
     assert posted <= set(by_command) <= {arrival.id for arrival in book.arrivals}
     for tries in by_command.values():
