@@ -81,7 +81,9 @@ def stand(dsn: str, tmp_path: Path) -> Generator[Stand]:
     secrets = {"PAYMENTS_COMMAND_SECRET": COMMANDS.text, "PAYMENTS_REPLY_SECRET": REPLIES.text}
     with ExitStack() as stack:
         stand = Stand(environment_of(dsn), tmp_path, stack)
-        port = stand.start("receiver", waypost("receiver")).until_said(r'"port": (\d+)')[1]
+        port = stand.start("receiver", waypost("receiver")).until_said(r'"receiver.started".*"port": (\d+)')[
+            1
+        ]
         stand.environment["WAYPOST_RECEIVER_URL"] = f"http://127.0.0.1:{port}"
         service = stand.start("payments", ["node", "participant.mjs"], PORT="0", **secrets)
         stand.service_url = service.until_said(r"listens on (\S+)")[1]

@@ -14,6 +14,8 @@ import pytest
 
 from contracts.envelope import decode_structured
 from contracts.limits import EVENT_BYTES_MAX, EXTENSIONS_MAX, RECEIVE_FIELD_BYTES_MAX, RECEIVE_HEADERS_MAX
+from orchestrator.store import definitions
+from orchestrator.store.definitions import Definition
 from tests.contracts.conformance import Scenario, scenarios
 from tests.receiver.world import (
     OTHER,
@@ -259,6 +261,20 @@ async def test_a_body_signed_in_one_mode_is_no_second_event_in_the_other(binary:
     ]
 
     assert [answer.status for answer in answers] == [409, 409, 409]
+
+
+async def test_a_body_signed_once_starts_one_execution_whatever_its_headers_say_later(binary: World) -> None:
+    await definitions.publish(binary.conn, [Definition("billing", "1", on="payout.made")])
+    await binary.send(in_headers(event(id="1", subject="order-1"), webhook_id="msg_1"))
+
+    again = [
+        await binary.send(in_headers(event(id="1", subject=key) | changes, webhook_id="msg_1"))
+        for key in ("order-1", "order-2")
+        for changes in ({"id": "2"}, {"id": "3", "source": "/other"})
+    ]
+
+    assert [answer.status for answer in again] == [202, 202, 409, 409]
+    assert await one(binary.conn, "select count(*) from waypost.execution") == 1
 
 
 async def test_thirty_names_at_once_for_a_body_signed_once_are_one_event(binary: World) -> None:
