@@ -142,8 +142,7 @@ class Machine:
         try:
             self._replay(journal, complete=complete)
         except Halt:
-            del self.new[kept:]
-            self.position = journal[-1].position if journal else 0
+            self._forget_beyond(journal[-1].position if journal else 0, kept)
             raise
         self._past = None
         self._kept = len(self.new)
@@ -294,16 +293,22 @@ class Machine:
     def _input(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> None:
         if self.position >= self.facts_max:
             raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
-        self.position += 1
-        fact = Fact(self.position, kind, path, data, self.at, text, actor)
+        position = self.position = self.position + 1
+        fact = Fact(position, kind, path, data, self.at, text, actor)
         self.new.append(fact)
         self._kept = len(self.new)
         try:
             self.apply(fact)
         except Halt:
-            del self.new[self._kept :]
-            self.position = fact.position
+            self._forget_beyond(position, self._kept)
             raise
+
+    def _forget_beyond(self, position: int, kept: int) -> None:
+        """Nothing that a stopped program said counts, nor what follows from it: it will say it again."""
+        del self.new[kept:]
+        self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
+        self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
+        self.position = position
 
     def apply(self, fact: Fact) -> None:
         """The one place where facts have effect, live and replayed alike."""

@@ -1,0 +1,240 @@
+"""Flows that do what no flow should: they are held, or they end; nothing else suffers for it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from orchestrator import Context, FlowError, UsageError, days, hours, local
+from orchestrator.core.errors import NonDeterminism, ProgramFault
+from orchestrator.core.machine import Machine
+from orchestrator.testing import NOON
+from tests.core.answers import (
+    bare,
+    done,
+    flow_of,
+    received,
+    refused,
+    said,
+)
+
+Json = Any
+
+
+async def at_once(value: str = "") -> str:
+    return value
+
+
+async def fails() -> str:
+    raise ValueError("as written")
+
+
+def work() -> None: ...
+
+
+def stopped(fn: Callable[[Context, int], Coroutine[Any, Any, Any]], says: str) -> None:
+    """`fn` is held as soon as it begins, and says why."""
+    machine = Machine(flow_of(fn).program)
+    with pytest.raises(ProgramFault, match=says):
+        machine.tell("started", "", {"input": 1, "seed": ""}, NOON)
+    assert said(machine.new) == ["started"]
+    machine.evict()
+
+
+# ---- coroutines ------------------------------------------------------------------------------------------------
+
+
+# ---- catching everything ---------------------------------------------------------------------------------------
+
+
+def deaf_to_everything(*, asks: str) -> Callable[[Context, int], Coroutine[Any, Any, str]]:
+    """A flow that catches whatever it is thrown, in its branches and around them, and goes on."""
+
+    async def deaf(ctx: Context, n: int) -> str:
+        async def branch(name: str) -> None:
+            with suppress(BaseException):
+                await ctx.call("s", name)
+            with suppress(BaseException):
+                async with ctx.saga("inner"):
+                    await ctx.call("s", "more")
+
+        with suppress(BaseException):
+            await ctx.all(branch(asks), branch(asks))
+        return "went on"
+
+    return deaf
+
+
+# ---- scopes ----------------------------------------------------------------------------------------------------
+
+
+# ---- being stopped ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_follows_from_what_a_program_said_in_the_turn_that_stopped_it() -> None:
+    mended = False
+
+    async def breaks(ctx: Context, n: int) -> str:
+        with suppress(FlowError):
+            await ctx.all(
+                ctx.call("s", "a"), ctx.call("s", "b"), ctx.event("e"), ctx.step(work, undo=local(work))
+            )
+        if not mended:
+            raise AttributeError("a bug")
+        return "mended"
+
+    machine = bare(breaks)
+    with pytest.raises(ProgramFault):
+        refused(machine, "all.0/a")
+    assert said(machine.new)[-1] == "ended all.0/a"
+    assert (machine.taken_back, machine.closed_waits) == ([], [])
+    machine.remark("held", "", {"code": ProgramFault.code, "reason": ""}, NOON)
+    machine.evict()
+
+    mended = True
+    again = Machine(flow_of(breaks).program)
+    again.replay(machine.new)
+    done(again, "all.3/work")
+
+    assert [(back.path, back.position) for back in again.taken_back] == [("all.1/b", 8)]
+    assert [(wait.ask.path, wait.position) for wait in again.closed_waits] == [("all.2/e", 9)]
+
+
+def test_a_gift_that_stops_the_program_is_kept_and_its_wait_is_over() -> None:
+    async def breaks(ctx: Context, n: int) -> None:
+        await ctx.event("e")
+        raise AttributeError("a bug")
+
+    machine = bare(breaks)
+
+    with pytest.raises(ProgramFault):
+        received(machine, "e")
+
+    assert said(machine.new) == ["started", "asked e", "received", "ended e"]
+    assert [(wait.ask.path, wait.position) for wait in machine.closed_waits] == [("e", 4)]
+    machine.evict()
+
+
+def test_nothing_follows_from_a_replay_that_differs() -> None:
+    async def short(ctx: Context, n: int) -> None:
+        with suppress(ValueError):
+            await ctx.all(ctx.call("s", "a"), ctx.event("e"), ctx.call("s", "b"))
+
+    async def long(ctx: Context, n: int) -> None:
+        async def breaks() -> None:
+            await ctx.call("s", "b")
+            await fails()
+
+        with suppress(ValueError):
+            await ctx.all(ctx.call("s", "a"), ctx.event("e"), breaks())
+
+    machine = bare(short)
+    done(machine, "all.2/b")
+    machine.evict()
+    again = Machine(flow_of(long).program)
+
+    with pytest.raises(NonDeterminism, match="ends at position 5"):
+        again.replay(machine.new)
+
+    assert (again.new, again.taken_back, again.closed_waits) == ([], [], [])
+    again.evict()
+
+
+# ---- being let go ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def left_suspended() -> Generator[list[str]]:
+    """What Python says of coroutines that refuse to end, when they are collected."""
+    said_so: list[str] = []
+
+    def hear(what: sys.UnraisableHookArgs) -> None:
+        said_so.append(str(what.exc_value))
+
+    hook, sys.unraisablehook = sys.unraisablehook, hear
+    try:
+        yield said_so
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
+# ---- branches that never start ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def nothing_unawaited() -> Generator[None]:
+    """No coroutine of what is done here is collected before it was awaited."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+
+
+async def given(ctx: Context, *ops: Coroutine[Any, Any, Any]) -> None:
+    await ctx.all(*ops)
+
+
+async def given_a_list(ctx: Context, ops: list[Coroutine[Any, Any, Any]]) -> None:
+    await ctx.all(*ops)
+
+
+async def loses(ctx: Context, n: int) -> None:
+    """Its other branches never start; they were given coroutines in every way."""
+    await ctx.first(
+        at_once(),
+        ctx.call("s", "a"),
+        ctx.all(ctx.call("s", "b"), ctx.settle(ctx.sleep(days(1)))),
+        ctx.within(hours(1), ctx.any(ctx.event("e"))),
+        given(ctx, ctx.call("s", "c"), given(ctx, ctx.call("s", "d"))),
+        given_a_list(ctx, [ctx.call("s", "e"), ctx.call("s", "f")]),
+    )
+
+
+async def too_wide(ctx: Context, n: int) -> None:
+    with suppress(UsageError):
+        await ctx.all(*(given(ctx, at_once()) for _ in range(1_001)))
+
+
+async def misnamed(ctx: Context, n: int) -> None:
+    with suppress(UsageError):
+        await ctx.all(given(ctx, at_once()), name="a\nb")
+
+
+async def no_coroutine(ctx: Context, n: int) -> None:
+    await ctx.all(given(ctx, at_once()), work, given(ctx, at_once()))  # pyright: ignore[reportArgumentType, reportCallIssue]  # that is the case
+
+
+async def stopped_at_its_fork(ctx: Context, n: int) -> None:
+    async def forks() -> None:
+        await ctx.all(at_once())
+        await ctx.all(given(ctx, at_once()), given(ctx, at_once()))
+
+    async def breaks() -> None:
+        await ctx.all(at_once())
+        await fails()
+
+    await ctx.all(breaks(), forks(), forks())
+
+
+async def stops_the_turn(ctx: Context, n: int) -> None:
+    async def bug() -> None:
+        raise AttributeError("a bug")
+
+    await ctx.all(ctx.call("s", "a"), bug(), given(ctx, at_once()))
+
+
+async def too_deep(ctx: Context, n: int) -> None:
+    await ctx.first(too_deep(ctx, n), given(ctx, at_once()))
+
+
+async def waits_in_branches(ctx: Context, n: int) -> None:
+    await ctx.all(ctx.call("s", "a"), given(ctx, ctx.call("s", "b"), ctx.sleep(days(1))))
