@@ -170,13 +170,22 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
+        if (
+            kind == "ended"
+        ):  # nobody answers a timer, an event comes by its name, an unknown tells a held step nothing
+            found = self.open.get(path)
+            if (
+                found is None
+                or found[1].kind not in MAY_HAVE_ACTED
+                or (path in self._needs and data.get("outcome") == "unknown")
+            ):
+                kind = "late"
+        self._tell(kind, path, data, at, actor)
+
+    def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
         self._kept = len(self.new)
         if self.status in TERMINAL:
             return
-        if kind == "ended" and (
-            path not in self.open or (self.is_held(path) and data.get("outcome") == "unknown")
-        ):
-            kind = "late"
         if data.get("outcome") == "done" or data.get("verdict") == "done":
             data = self._with_undo(path, data)
         text = self._encoded(data, what=f"{kind} {path}".rstrip())
@@ -196,7 +205,7 @@ class Machine:
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(path, ask, now)
         else:
-            self.tell("ended", path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
+            self._tell("ended", path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
         return True
 
     def _time_out(self, path: str, ask: Ask, now: datetime) -> None:
