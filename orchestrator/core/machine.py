@@ -764,8 +764,8 @@ class Machine:
         if not branch.scoped:
             self._branch_over(branch, value, error)
             return
-        if error is None and branch.pending is not None:
-            error, branch.pending = Cancelled(branch.pending), None
+        if error is None and branch.told:  # it went on to its end, and lost all the same
+            error, branch.pending = Cancelled(branch.pending or "a sibling decided"), None
         branch.ending = (value, error)
         if error is None:
             branch.scope.merge()
