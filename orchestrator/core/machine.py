@@ -633,16 +633,23 @@ class Machine:
         if isinstance(request, Unwind):
             self._unwind(request.scope, branch)
         elif branch.pending is not None:
-            reason, branch.pending = branch.pending, None
-            if isinstance(request, Fork):
-                request.close()
-            self._resume(branch, error=Cancelled(reason))
+            self._interrupt(branch, request)
         elif isinstance(request, Ask):
             self._ask(branch, request)
         elif isinstance(request, Fork):
             self._fork(branch, request)
         else:
             self._resume(branch, error=self._foreign(request))
+
+    def _interrupt(self, branch: Branch, request: object) -> None:
+        """`branch` is told to end: what it was about to ask keeps its place in the paths, and is not asked."""
+        if isinstance(request, Ask | Fork):
+            branch.frame.next(request.name)
+        if isinstance(request, Fork):
+            request.close()
+        error = Cancelled(branch.pending)
+        branch.pending = None
+        self._resume(branch, error=error)
 
     def _count_resume(self) -> None:
         self._resumes += 1

@@ -94,6 +94,52 @@ def test_a_loser_that_hears_cancelled_and_returns_is_undone_all_the_same(waits: 
     assert flow.returned == ("too late" if waits == "within" else "won")
 
 
+@pytest.mark.parametrize("resumed", [False, True], ids=["where it waits", "while it is resumed"])
+def test_what_a_branch_asks_after_it_was_stopped_has_the_same_path_wherever_that_met_it(
+    *, resumed: bool
+) -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def cleans() -> None:
+            await ctx.all(at_once(""))
+            try:
+                await ctx.call("s", "a")
+            finally:
+                await ctx.settle(ctx.call("s", "a"))
+                await ctx.call("s", "a")
+
+        async def breaks() -> None:
+            await ctx.all(at_once(""))
+            await (fails() if resumed else ctx.call("s", "b"))
+
+        await ctx.all(breaks(), cleans())
+
+    flow = driven(asks)
+    if not resumed:
+        refused(flow, "all.0/b")
+
+    assert flow.open == ["all.1/settle.0/a"]
+    done(flow, "all.1/settle.0/a")
+    assert flow.open == ["all.1/a#2"]
+
+
+def test_a_fork_that_a_stopped_branch_was_about_to_wait_for_keeps_its_place_too() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def cleans() -> None:
+            await ctx.all(at_once(""), name="before")
+            try:
+                await ctx.all(ctx.call("s", "a"))
+            finally:
+                await ctx.all(ctx.call("s", "a"))
+
+        async def breaks() -> None:
+            await ctx.all(at_once(""))
+            await fails()
+
+        await ctx.all(breaks(), cleans())
+
+    assert driven(asks).open == ["all.1/all#2.0/a"]
+
+
 # ---- within ----------------------------------------------------------------------------------------------------
 
 
