@@ -60,19 +60,26 @@ class Branch:
     def close(self) -> None:
         """End the coroutine where it stands. What its `finally` blocks raise or await is of no interest."""
         with contextlib.suppress(RuntimeError, ValueError, Exception):
-            close(self.coro)
+            drop_arguments(self.coro)
+            self.coro.close()
 
 
-def close(coro: Coroutine[Any, Any, Any]) -> None:
-    """End `coro`. One that was never started also drops the coroutines that it was given, so that Python does not
-    complain about those that nobody awaited.
+def drop(coro: Coroutine[Any, Any, Any]) -> None:
+    """End `coro` if it was never started; one that somebody awaits is left to whoever does."""
+    if inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+        drop_arguments(coro)
+        coro.close()
+
+
+def drop_arguments(coro: Coroutine[Any, Any, Any]) -> None:
+    """Drop the coroutines that `coro` was given and never came to await: nobody else will, and Python would
+    complain about each.
     """
     if inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
         for given in inspect.getcoroutinelocals(coro).values():
-            for one in cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,):
+            for one in cast("tuple[object, ...]", given) if isinstance(given, tuple | list) else (given,):
                 if inspect.iscoroutine(one):
-                    close(one)
-    coro.close()
+                    drop(one)
 
 
 @coroutine

@@ -17,7 +17,7 @@ from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Action, Command, Effect, Event, command, plain
 from orchestrator.core.ask import Ask, Scope, Unwind
-from orchestrator.core.branch import close, suspend
+from orchestrator.core.branch import drop, suspend
 from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine, is_fault, since
@@ -340,7 +340,7 @@ class Context:
         except BaseException:
             for op in ops:
                 if inspect.iscoroutine(op):
-                    close(op)
+                    drop(op)
             raise
         return await suspend(fork)
 

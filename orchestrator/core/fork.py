@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, Literal, TypeAlias
 
-from orchestrator.core.branch import Branch, close
+from orchestrator.core.branch import Branch, drop
 from orchestrator.core.errors import AllFailed, Cancelled, in_words
 from orchestrator.core.path import Frame
 
@@ -91,4 +91,4 @@ class Fork:
     def close(self) -> None:
         """Drop the branches that were never started, silently."""
         while self.waiting:
-            close(self.waiting.popleft())
+            drop(self.waiting.popleft())

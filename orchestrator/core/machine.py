@@ -29,7 +29,7 @@ from contracts.limits import (
     UNDOS_MAX,
 )
 from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask, Entry, Scope, Unwind
-from orchestrator.core.branch import Branch
+from orchestrator.core.branch import Branch, drop
 from orchestrator.core.buffer import Buffer
 from orchestrator.core.errors import (
     ENDINGS,
@@ -601,7 +601,7 @@ class Machine:
             self._branch_over(branch, *branch.ending)
             return
         if not branch.started and inspect.getcoroutinestate(branch.coro) != inspect.CORO_CREATED:
-            error = RuntimeError("cannot reuse already awaited coroutine")
+            raise self._stop(ProgramFault("RuntimeError: cannot reuse already awaited coroutine"))
         branch.started = True
         self._count_resume()
         self.current = branch
@@ -809,7 +809,7 @@ class Machine:
         branch.told = True
         waits = branch.at
         if not branch.started:
-            branch.close()
+            drop(branch.coro)
             self._branch_over(branch, None, Cancelled(reason))
         elif branch.shielded or waits is None:
             branch.pending = reason

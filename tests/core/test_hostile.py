@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from orchestrator import Context, FlowError, UsageError, days, hours, local
-from orchestrator.core.errors import NonDeterminism, ProgramFault
+from orchestrator.core.errors import Halt, NonDeterminism, ProgramFault
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
 from tests.core.answers import (
     bare,
     done,
+    driven,
     flow_of,
     received,
     refused,
@@ -48,6 +49,51 @@ def stopped(fn: Callable[[Context, int], Coroutine[Any, Any, Any]], says: str) -
 
 
 # ---- coroutines ------------------------------------------------------------------------------------------------
+
+
+def test_one_coroutine_twice_in_one_fork_is_held() -> None:
+    async def shares(ctx: Context, n: int) -> None:
+        one = ctx.call("s", "a")
+        await ctx.settle(one, one)
+
+    stopped(shares, "cannot reuse already awaited coroutine")
+
+
+def test_one_coroutine_in_two_forks_is_held_though_it_catches_what_it_is_thrown() -> None:
+    thrown: list[BaseException] = []
+
+    async def shares(ctx: Context, n: int) -> None:
+        async def deaf() -> str:
+            while True:
+                try:
+                    return await ctx.call("s", "a")
+                except Exception as error:  # noqa: BLE001  # that is the case
+                    thrown.append(error)
+
+        one = deaf()
+        await ctx.settle(one, ctx.all(one))
+
+    stopped(shares, "cannot reuse already awaited coroutine")
+    assert thrown == []
+
+
+def test_a_coroutine_that_runs_elsewhere_goes_on_when_a_branch_that_was_given_it_never_starts() -> None:
+    async def shares(ctx: Context, n: int) -> list[str]:
+        async def wraps(one: Coroutine[Any, Any, str]) -> str:
+            return await one
+
+        shared = ctx.call("s", "a")
+        return list(
+            await ctx.all(
+                wraps(shared), ctx.first(at_once("x"), wraps(shared)), ctx.first(at_once("y"), shared)
+            )
+        )
+
+    flow = driven(shares)
+
+    done(flow, "all.0/a", value="a")
+
+    assert flow.returned == ["a", "x", "y"]
 
 
 # ---- catching everything ---------------------------------------------------------------------------------------
@@ -238,3 +284,51 @@ async def too_deep(ctx: Context, n: int) -> None:
 
 async def waits_in_branches(ctx: Context, n: int) -> None:
     await ctx.all(ctx.call("s", "a"), given(ctx, ctx.call("s", "b"), ctx.sleep(days(1))))
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        loses, too_wide, misnamed, no_coroutine, stopped_at_its_fork, stops_the_turn, too_deep,
+        waits_in_branches,
+    ],
+)  # fmt: skip
+def test_no_branch_that_never_starts_is_left_unawaited(
+    flow: Callable[[Context, int], Coroutine[Any, Any, None]],
+) -> None:
+    with nothing_unawaited():
+        machine = Machine(flow_of(flow).program)
+        with suppress(Halt):
+            machine.tell("started", "", {"input": 1, "seed": ""}, NOON)
+        machine.evict()
+        del machine
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_no_branch_of_a_replay_that_differs_is_left_unawaited(length: int) -> None:
+    async def other(ctx: Context, n: int) -> None:
+        await ctx.all(ctx.call("s", "b"), given(ctx, ctx.call("s", "c")), ctx.call("s", "d"))
+
+    journal = driven(waits_in_branches).journal[: length + 1]
+
+    with nothing_unawaited():
+        machine = Machine(flow_of(other).program)
+        with pytest.raises(NonDeterminism):
+            machine.replay(journal)
+        machine.evict()
+        del machine
+
+
+def test_a_fork_asked_of_a_flow_that_does_not_run_drops_what_it_was_given() -> None:
+    kept: list[Context] = []
+
+    async def leaks(ctx: Context, n: int) -> None:
+        kept.append(ctx)
+        await ctx.sleep(days(1))
+
+    machine = bare(leaks)
+
+    with nothing_unawaited(), pytest.raises(UsageError, match="only while the flow runs"):
+        kept[0].all(given(kept[0], at_once()), at_once()).send(None)
+
+    machine.evict()
