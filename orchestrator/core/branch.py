@@ -59,7 +59,7 @@ class Branch:
 
     def close(self) -> None:
         """End the coroutine where it stands. What its `finally` blocks raise or await is of no interest."""
-        with contextlib.suppress(RuntimeError, ValueError, Exception):
+        with contextlib.suppress(BaseException):
             drop_arguments(self.coro)
             self.coro.close()
 

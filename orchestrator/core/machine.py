@@ -62,6 +62,9 @@ Program = Callable[["Machine", Json], Coroutine[Any, Any, Json]]
 FOREIGN_AWAITS_MAX: Final = 100
 """Times that a program may await something foreign, and catch what it gets for it."""
 
+CLINGS_MAX: Final = 100
+"""Times that a program which is let go may catch that; then it is left at its next await."""
+
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -126,6 +129,7 @@ class Machine:
         self._kept = 0
         self._fault: Halt | None = None
         self._foreigners = 0
+        self._clung = 0
         self._evicted = False
 
     # ---- the two ways in: a journal, or the world ----------------------------------------------------------
@@ -343,6 +347,8 @@ class Machine:
             self._past.take()
             self.position = recorded.position
             return recorded
+        if self._evicted:
+            return Fact(self.position, kind, path, data, self.at)
         if self.position >= self.facts_max:
             raise self._stop(LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}"))
         self.position += 1
@@ -931,14 +937,23 @@ class Machine:
     # ---- what the context needs at once --------------------------------------------------------------------
 
     def here(self) -> Branch:
-        """The branch that runs now. Raises UsageError outside of the flow."""
+        """The branch that runs now. Raises UsageError outside of the flow, GeneratorExit while it is let go."""
         if self._evicted:
-            raise GeneratorExit
+            return self._leaving()
         if self.current is None:
             raise UsageError(
                 "this context belongs to a flow: it can be used only while the flow runs, not from a step or a callback"
             )
         return self.current
+
+    def _leaving(self) -> Branch:
+        """Raises GeneratorExit, but not for ever: a program that catches that in a loop gets to its await, where
+        Python leaves it.
+        """
+        self._clung += 1
+        if self._clung > CLINGS_MAX and self._root is not None:
+            return self._root
+        raise GeneratorExit
 
     def opens(self, name: str | None) -> tuple[Scope, Frame]:
         """The scope and the frame of a saga that begins here; without a name it moves no path."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Context, FlowError, UsageError, days, hours, local
+from orchestrator import Cancelled, Context, FlowError, UsageError, days, hours, local
 from orchestrator.core.errors import Halt, NonDeterminism, ProgramFault
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
@@ -209,6 +209,57 @@ def left_suspended() -> Generator[list[str]]:
         gc.collect()
     finally:
         sys.unraisablehook = hook
+
+
+@pytest.mark.parametrize("asks", ["sleep", "call", "fork", "saga", "pivot"])
+def test_a_flow_that_clings_to_its_loop_is_let_go_and_records_nothing(asks: str) -> None:
+    async def clings(ctx: Context, n: int) -> None:
+        while True:
+            with suppress(BaseException):
+                match asks:
+                    case "call":
+                        await ctx.call("s", "a")
+                    case "fork":
+                        await ctx.all(ctx.call("s", "a"))
+                    case "saga":
+                        async with ctx.saga():
+                            await ctx.sleep(days(1))
+                    case "pivot":
+                        ctx.pivot()
+                        await ctx.sleep(days(1))
+                    case _:
+                        await ctx.sleep(days(1))
+
+    machine = bare(clings)
+    before = said(machine.new)
+
+    with left_suspended() as told:
+        machine.evict()
+        assert said(machine.new) == before
+        del machine
+        gc.collect()
+
+    assert set(told) <= {"coroutine ignored GeneratorExit", "coroutine 'Context.call' was never awaited"}
+
+
+@pytest.mark.parametrize(
+    "leaves", [SystemExit(3), KeyboardInterrupt(), Cancelled("mine"), BaseException("out")]
+)
+def test_whatever_a_cleanup_raises_while_its_flow_is_let_go_stays_there(leaves: BaseException) -> None:
+    async def cleans(ctx: Context, n: int) -> None:
+        async def branch() -> None:
+            try:
+                await ctx.sleep(days(1))
+            finally:
+                raise leaves
+
+        await ctx.all(branch(), branch())
+
+    machine = bare(cleans)
+
+    machine.evict()
+
+    assert said(machine.new) == ["started", "asked all.0/sleep", "asked all.1/sleep"]
 
 
 # ---- branches that never start ---------------------------------------------------------------------------------
