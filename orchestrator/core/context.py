@@ -17,7 +17,7 @@ from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Action, Command, Effect, Event, command, plain
 from orchestrator.core.ask import Ask, Scope, Unwind
-from orchestrator.core.branch import drop, suspend
+from orchestrator.core.branch import Branch, drop, suspend
 from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine, is_fault, since
@@ -377,16 +377,17 @@ class _Over:
 class Saga:
     """A scope: left by an error, what was done in it is undone before the error goes on."""
 
-    __slots__ = ("_frame", "_machine", "_name", "_scope")
+    __slots__ = ("_branch", "_frame", "_machine", "_name", "_scope")
 
     def __init__(self, machine: Machine, name: str | None = None) -> None:
         self._machine = machine
         self._name = name
+        self._branch: Branch | None = None
         self._scope = Scope()
         self._frame = Frame()
 
     async def __aenter__(self) -> None:
-        branch = self._machine.here()
+        branch = self._branch = self._machine.here()
         self._frame = branch.frame
         branch.scope, branch.frame = self._machine.opens(self._name)
         self._scope = branch.scope
@@ -397,12 +398,14 @@ class Saga:
         if kind is GeneratorExit:
             return
         branch = self._machine.here()
+        if branch is not self._branch or branch.scope is not self._scope:
+            raise TypeError("a saga is left in the branch that entered it, and after those inside of it")
         stopped: Cancelled | None = None
         if error is None and branch.pending is not None:
             stopped, branch.pending = Cancelled(branch.pending), None
         if stopped is not None or (isinstance(error, Exception | Cancelled) and not is_fault(error)):
             await suspend(Unwind(self._scope))
-        assert self._scope.parent is not None, "a scope is left once"
+        assert self._scope.parent is not None, "a scope that was opened has one around it"
         branch.scope, branch.frame = self._scope.parent, self._frame
         self._scope.merge()
         if stopped is not None:

@@ -16,9 +16,11 @@ from orchestrator.core.errors import Halt, NonDeterminism, ProgramFault
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
 from tests.core.answers import (
+    UNDO,
     bare,
     done,
     driven,
+    finish,
     flow_of,
     received,
     refused,
@@ -118,6 +120,38 @@ def deaf_to_everything(*, asks: str) -> Callable[[Context, int], Coroutine[Any, 
 
 
 # ---- scopes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_saga_that_is_entered_again_while_it_is_open_is_a_fault() -> None:
+    async def nests(ctx: Context, n: int) -> None:
+        scope = ctx.saga()
+        async with scope, scope:
+            await ctx.all()
+
+    stopped(nests, "TypeError: a saga is left in the branch that entered it, and after those inside of it")
+
+
+def test_a_saga_that_is_left_in_another_branch_is_a_fault() -> None:
+    async def hands_over(ctx: Context, n: int) -> None:
+        scope = ctx.saga("x")
+        await scope.__aenter__()
+        await ctx.all(scope.__aexit__(None, None, None), ctx.call("s", "a"))
+
+    stopped(hands_over, "TypeError: a saga is left in the branch that entered it")
+
+
+def test_a_saga_may_be_used_again_when_it_was_left() -> None:
+    async def again(ctx: Context, n: int) -> None:
+        scope = ctx.saga("x")
+        for _ in range(2):
+            async with scope:
+                await ctx.call("s", "a", undo=UNDO)
+        await fails()
+
+    flow = driven(again)
+    finish(flow)
+
+    assert flow.told == ["x/a", "x#2/a", "x#2/a/undo", "x/a/undo"]
 
 
 # ---- being stopped ---------------------------------------------------------------------------------------------
