@@ -896,7 +896,7 @@ class Machine:
             self._finish(Status.CANCELLED, {"reason": storable(str(error))})
             self.result = error
         else:
-            done = self.undoing.undone > 0 and not self.undoing.stands and not self.undoing.passed
+            done = self.undoing.undone > 0 and not self.undoing.stands and not self.undoing.pivoted
             self._finish(Status.COMPENSATED if done else Status.FAILED, {"error": self._told_of(error)})
             self.result = error
 
@@ -926,7 +926,9 @@ class Machine:
         undoing = self.undoing
         counted = undoing.undone > 0 or status is Status.COMPENSATED
         undone: dict[str, Json] = {"undone": undoing.undone} if counted else {}
-        left = undoing.stands if status is Status.COMPLETED else [*undoing.passed, *undoing.stands]
+        left = list(undoing.stands)
+        if status is not Status.COMPLETED and self._root is not None:
+            left = [*undoing.passed, *left, *self._root.scope.entries]
         stands: dict[str, Json] = {"stands": left} if left else {}
         whole = {"kind": str(status), **data, **undone, **stands}
         self._produce("finished", "", whole, None if undone or stands else text)

@@ -33,6 +33,7 @@ class Undoing:
         self.undone = 0
         self.stands: list[str] = []
         self.passed: list[str] = []
+        self.pivoted = False
         self.wanted = True
         self.unsettled: dict[str, Entry] = {}
         self.current: Entry | None = None
@@ -76,6 +77,7 @@ class Undoing:
 
     def pivot(self, scope: Scope) -> None:
         """What was done in `scope` and around it stands, whatever comes."""
+        self.pivoted = True
         for one in scope.around():
             self.passed += one.entries
             for entry in list(one.entries.values()):

@@ -163,6 +163,36 @@ async def hurries(ctx: Context, n: int) -> str:
 # ---- the point of no return ------------------------------------------------------------------------------------
 
 
+def test_what_was_done_before_a_pivot_stands_and_what_is_done_after_it_is_undone() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO)
+        async with ctx.saga("part"):
+            await ctx.call("s", "b", undo=UNDO)
+            ctx.pivot()
+            await ctx.call("s", "c", undo=UNDO)
+        await fails()
+
+    flow = driven(asks)
+    done(flow, "a", "part/b", "part/c")
+
+    assert flow.open == ["part/c/undo"]
+    done(flow, "part/c/undo")
+    assert (flow.status, flow.journal[-1].data["stands"]) == ("failed", ["part/b", "a"])
+
+
+def test_after_a_pivot_an_end_by_an_error_is_failed_also_when_nothing_stands() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        ctx.pivot()
+        await ctx.call("s", "a", undo=UNDO)
+        await fails()
+
+    flow = driven(asks)
+
+    done(flow, "a", "a/undo")
+
+    assert (flow.status, flow.journal[-1].data["undone"]) == ("failed", 1)
+
+
 # ---- cancelling without undo -----------------------------------------------------------------------------------
 
 
@@ -177,6 +207,22 @@ def done_thrice() -> FlowTester[int, None]:
     flow = FlowTester(thrice, 1)
     done(flow, "a", "a#2", "a#3")
     return flow
+
+
+def test_an_output_that_cannot_be_stored_lists_what_was_done_as_standing() -> None:
+    async def returns(ctx: Context, n: int) -> str:
+        await ctx.call("s", "a", undo=UNDO)
+        return "x" * 300_000
+
+    flow = driven(returns)
+
+    done(flow, "a")
+
+    assert (flow.status, flow.error["code"], flow.journal[-1].data["stands"]) == (
+        "failed",
+        "too-large",
+        ["a"],
+    )
 
 
 # ---- types -----------------------------------------------------------------------------------------------------
