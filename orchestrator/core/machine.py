@@ -833,12 +833,12 @@ class Machine:
         """Nobody waits for `ask` any more. What may be under way has to settle, unless its time was over before."""
         settled = self._is_over(ask)
         fact = self._produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
-        self._decisions.pop(ask.path, None)
+        was_sent = self._decisions.pop(ask.path, None) is None
         self._close(ask, fact)
         if settled:
             return
         self.undoing.withdrawn(ask, fact)
-        if ask.is_message and ask.asked_at is not None and self._is_new(fact):
+        if ask.is_message and was_sent and ask.asked_at is not None and self._is_new(fact):
             self.taken_back.append(TakenBack(ask.path, ask.asked_at, fact.position))
 
     # ---- undoing -------------------------------------------------------------------------------------------
