@@ -323,7 +323,7 @@ class Context:
         """What `op` returns, if it ends within `span`; else what is under way in it is withdrawn, what it did is
         undone, and TimedOut is raised. UsageError for a span outside of (0, ten years].
         """
-        result = await self._fork("first", (op, self._limit(span)), name)
+        result = await self._fork("first", (op, self._limit(span)), name, span=span)
         if isinstance(result, _Over):
             raise TimedOut(f"{name}: not done within {span}")
         return result
@@ -332,9 +332,18 @@ class Context:
         await self.sleep(span, name="limit")
         return _Over()
 
-    async def _fork(self, mode: Mode, ops: Sequence[Op[Any]], name: str, *, least: int = 0) -> Any:
+    async def _fork(
+        self,
+        mode: Mode,
+        ops: Sequence[Op[Any]],
+        name: str,
+        *,
+        least: int = 0,
+        span: timedelta | None = None,
+    ) -> Any:
         try:
             self._machine.here()
+            since(span)
             check_ops(mode, ops, least=least)
             fork = Fork(mode, ops, name=named(name))
         except BaseException:

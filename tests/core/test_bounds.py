@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.limits import FORK_WIDTH_MAX
-from orchestrator import Context, UsageError, hours
+from orchestrator import Context, UsageError, days, hours
 from orchestrator.core.errors import LimitExceeded
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
@@ -137,6 +137,18 @@ async def named(ctx: Context, what: str, name: str) -> None:
                 pass
         case _:
             await getattr(ctx, what)(at_once(), name=name)
+
+
+@pytest.mark.parametrize("span", [hours(0), hours(-1), days(4_000)], ids=str)
+def test_the_time_of_a_within_and_of_a_wait_is_bounded_before_anything_is_asked(span: Any) -> None:
+    async def waits(ctx: Context, n: int) -> list[str]:
+        ends = await ctx.settle(ctx.within(span, ctx.call("s", "a")), ctx.event("e", timeout=span))
+        return [str(end) for end in ends]
+
+    flow = driven(waits)
+
+    assert flow.returned == [f"a timeout of {span}: expected more than 0 and at most ten years"] * 2
+    assert flow.told == []
 
 
 # ---- how much --------------------------------------------------------------------------------------------------
