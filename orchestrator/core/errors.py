@@ -20,6 +20,7 @@ BaseException
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
@@ -149,6 +150,9 @@ ENDINGS: Final[dict[str, Callable[[str, str, dict[str, Json]], FlowError]]] = {
 MESSAGE_OUTCOMES: Final = frozenset({"done", "refused", "failed", "unknown"})
 """What can become of a message or a step; only a wait can be `timed_out`."""
 
+NOT_THE_AUTHORS: Final = frozenset({"orchestrator", *sys.stdlib_module_names})
+"""Packages whose lines say nothing about a flow: ours, and Python's own."""
+
 DETAIL_MAX: Final = 2_000
 """Characters of an error's text that a journal keeps."""
 
@@ -177,7 +181,7 @@ def place_of(error: BaseException) -> str:
     place, trace = "", error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", "?"))
-        if not module.startswith("orchestrator."):
+        if module.partition(".")[0] not in NOT_THE_AUTHORS:
             place = f"{trace.tb_frame.f_code.co_qualname} ({module}:{trace.tb_lineno})"
         trace = trace.tb_next
     return storable(place)
