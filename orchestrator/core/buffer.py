@@ -12,18 +12,17 @@ class Buffer:
     key first.
     """
 
+    __slots__ = ("events",)
+
     def __init__(self) -> None:
-        self._events: dict[int, Fact] = {}
+        self.events: dict[int, Fact] = {}
 
     def __iter__(self) -> Iterator[Fact]:
-        return iter(self._events.values())
-
-    def __bool__(self) -> bool:
-        return bool(self._events)
+        return iter(self.events.values())
 
     def add(self, fact: Fact) -> None:
-        self._events[fact.position] = fact
+        self.events[fact.position] = fact
 
     def take(self, position: int) -> Fact | None:
         """The event that was received at `position`; None when it is not here (any more)."""
-        return self._events.pop(position, None)
+        return self.events.pop(position, None)

@@ -53,7 +53,7 @@ from orchestrator.core.fork import Fork
 from orchestrator.core.past import Past
 from orchestrator.core.path import Frame, undo_path
 from orchestrator.core.retry import ONCE, UNDO_RETRY
-from orchestrator.core.status import TERMINAL, Status
+from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
 
 Json = Any
@@ -188,7 +188,7 @@ class Machine:
 
     def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
         self._kept = len(self.new)
-        if self.status in TERMINAL:
+        if self.status is not Status.OPEN:
             return
         if data.get("outcome") == "done" or data.get("verdict") == "done":
             data = self._with_undo(path, data)
@@ -333,20 +333,27 @@ class Machine:
         self._pump()
 
     def _produce(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
-        """Record what the program says; in the past, check that it said so then. The recorded fact wins."""
-        recorded = self._recorded()
-        if recorded is not None:
-            if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
-                raise self._stop(
-                    NonDeterminism(
-                        f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
-                        f"{recorded.position}; the program says {saying(kind, path, data)}"
-                    )
+        """Record what the program says; in the past, check that it said so then."""
+        return self._recall(kind, path, data) or self._say(kind, path, data, text)
+
+    def _recall(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
+        """What was recorded when the program said this; None when that is new. The recorded fact wins."""
+        recorded = self._recorded() if self._past is not None else None
+        if recorded is None:
+            return None
+        if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
+            raise self._stop(
+                NonDeterminism(
+                    f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
+                    f"{recorded.position}; the program says {saying(kind, path, data)}"
                 )
-            assert self._past is not None, "what is recorded is in the past"
-            self._past.take()
-            self.position = recorded.position
-            return recorded
+            )
+        assert self._past is not None, "what is recorded is in the past"
+        self._past.take()
+        self.position = recorded.position
+        return recorded
+
+    def _say(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
         if self._evicted:
             return Fact(self.position, kind, path, data, self.at)
         if self.position >= self.facts_max:
@@ -401,7 +408,7 @@ class Machine:
         """Live only: what the core itself knows about an ask becomes an input fact: one that cannot be sent is
         refused, and the oldest event of a type and key goes to whoever has waited longest for it.
         """
-        while self.status not in TERMINAL:
+        while (self._decisions or self._buffer.events) and self.status is Status.OPEN:
             decided = self._decision() or self._gift()
             if decided is None:
                 return
@@ -419,8 +426,6 @@ class Machine:
 
     def _gift(self) -> tuple[str, dict[str, Json]] | None:
         """The next event to be given, and where to."""
-        if not self._buffer:
-            return None
         waits: dict[tuple[str, str], str] = {}
         for path, (_, ask) in self.open.items():
             if ask.is_event:
@@ -477,7 +482,7 @@ class Machine:
         if ask.kind == "fork":
             self._resume(branch, error=UsageError(error_in(fact.data).get("detail")))
         elif outcome == "done":
-            self._resume(branch, self._value_of(fact))
+            self._resume(branch, self._event_of(fact) if "of" in fact.data else fact.data.get("value"))
         else:
             self._resume(branch, error=ENDINGS[outcome](ask.path, ask.name, error_in(fact.data)))
 
@@ -485,17 +490,15 @@ class Machine:
         """`fact` ends the waiting at `ask`."""
         self._needs.pop(ask.path, None)
         del self.open[ask.path]
-        if ask.is_event and self._is_new(fact):
+        if ask.kind == "event" and self._is_new(fact):
             self.closed_waits.append(ClosedWait(ask, fact.position))
 
     def _is_new(self, fact: Fact) -> bool:
         """Whether `fact`, the last one, is not yet in the journal."""
         return bool(self.new) and self.new[-1] is fact
 
-    def _value_of(self, fact: Fact) -> Json:
-        """What was replied; of an event, what was received where the fact says."""
-        if "of" not in fact.data:
-            return fact.data.get("value")
+    def _event_of(self, fact: Fact) -> Json:
+        """What was received where `fact` says."""
         event = self._buffer.take(fact.data["of"])
         if event is None:
             raise NonDeterminism(
@@ -590,6 +593,11 @@ class Machine:
     def _pump(self) -> None:
         while True:
             while self._ready:
+                self._resumes += 1
+                if self._resumes > RESUMES_MAX:
+                    raise self._stop(
+                        LimitExceeded(f"resumes_max: {RESUMES_MAX} asks in one turn; it runs without waiting")
+                    )
                 branch, value, error = self._ready.popleft()
                 if not branch.over:  # it was stopped before it was started
                     self._run(branch, value, error)
@@ -609,7 +617,6 @@ class Machine:
         if not branch.started and inspect.getcoroutinestate(branch.coro) != inspect.CORO_CREATED:
             raise self._stop(ProgramFault("RuntimeError: cannot reuse already awaited coroutine"))
         branch.started = True
-        self._count_resume()
         self.current = branch
         request: object = None
         ended: tuple[Json, BaseException | None] | None = None
@@ -636,12 +643,12 @@ class Machine:
 
     def _requested(self, branch: Branch, request: object) -> None:
         """What `branch` waits for now. One that is told to end waits for nothing but its undoing."""
-        if isinstance(request, Unwind):
+        if isinstance(request, Ask) and branch.pending is None:
+            self._ask(branch, request)
+        elif isinstance(request, Unwind):
             self._unwind(request.scope, branch)
         elif branch.pending is not None:
             self._interrupt(branch, request)
-        elif isinstance(request, Ask):
-            self._ask(branch, request)
         elif isinstance(request, Fork):
             self._fork(branch, request)
         else:
@@ -656,13 +663,6 @@ class Machine:
         error = Cancelled(branch.pending)
         branch.pending = None
         self._resume(branch, error=error)
-
-    def _count_resume(self) -> None:
-        self._resumes += 1
-        if self._resumes > RESUMES_MAX:
-            raise self._stop(
-                LimitExceeded(f"resumes_max: {RESUMES_MAX} asks in one turn; it runs without waiting")
-            )
 
     def _foreign(self, request: object) -> TypeError:
         """What the program gets for awaiting something else than its context gives; soon it is held for that."""
@@ -686,10 +686,10 @@ class Machine:
             data["undo"] = self._making_undo(ask.path, ask.undo, False, None)
         if ask.at_most_once:
             data["effect"] = "at_most_once"
-        text, unfit = None, None
-        if self._recorded() is None:
+        fact = self._recall("asked", ask.path, data)
+        if fact is None:
             text, unfit = self._fit(data, ask)
-        fact = self._produce("asked", ask.path, unfit or data, text)
+            fact = self._say("asked", ask.path, unfit or data, text)
         self._listen(branch, ask, fact)
         if "unfit" in fact.data:
             self._decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
@@ -856,7 +856,7 @@ class Machine:
 
     def _next_undo(self) -> None:
         """One undo at a time, and none while a person is needed."""
-        entry = self.undoing.next() if self.held is None else None
+        entry = self.undoing.next() if self.undoing and not self._needs else None
         if entry is not None:
             self.undoing.current = entry
             self._ask_undo(entry)
