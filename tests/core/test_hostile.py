@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import warnings
@@ -18,13 +19,16 @@ from orchestrator.testing import NOON
 from tests.core.answers import (
     UNDO,
     bare,
+    cancelled,
     done,
     driven,
     finish,
     flow_of,
+    open_in,
     received,
     refused,
     said,
+    undone,
 )
 
 Json = Any
@@ -98,6 +102,43 @@ def test_a_coroutine_that_runs_elsewhere_goes_on_when_a_branch_that_was_given_it
     assert flow.returned == ["a", "x", "y"]
 
 
+@pytest.mark.parametrize("catches", [0, 99])
+def test_a_foreign_await_in_a_branch_is_held_and_its_siblings_hear_nothing_of_it(catches: int) -> None:
+    heard: list[str] = []
+
+    async def waits(ctx: Context, n: int) -> None:
+        async def foreign() -> None:
+            for _ in range(catches):
+                with suppress(TypeError):
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        async def sibling() -> None:
+            try:
+                await ctx.call("s", "a")
+            except BaseException:
+                heard.append("sibling")
+                raise
+
+        await ctx.all(sibling(), foreign())
+
+    machine = Machine(flow_of(waits).program)
+    with pytest.raises(ProgramFault, match=r"use ctx\.sleep for asyncio\.sleep"):
+        machine.tell("started", "", {"input": 1, "seed": ""}, NOON)
+
+    assert (heard, said(machine.new)) == ([], ["started"])
+    machine.evict()
+
+
+def test_a_flow_that_awaits_something_foreign_for_ever_and_catches_it_is_held() -> None:
+    async def waits(ctx: Context, n: int) -> None:
+        while True:
+            with suppress(TypeError):
+                await asyncio.sleep(0)
+
+    stopped(waits, "use ctx.sleep for asyncio.sleep")
+
+
 # ---- catching everything ---------------------------------------------------------------------------------------
 
 
@@ -117,6 +158,108 @@ def deaf_to_everything(*, asks: str) -> Callable[[Context, int], Coroutine[Any, 
         return "went on"
 
     return deaf
+
+
+def test_a_flow_that_catches_everything_cannot_hide_that_it_differs_from_its_journal() -> None:
+    journal = driven(deaf_to_everything(asks="a")).journal
+    machine = Machine(flow_of(deaf_to_everything(asks="b")).program)
+
+    with pytest.raises(NonDeterminism, match=r"has asked call a at 'all\.0/a'"):
+        machine.replay(journal)
+    assert (machine.new, machine.status) == ([], "open")
+    machine.evict()
+
+
+def test_a_flow_that_catches_everything_ends_when_it_returns_however_often_it_is_cancelled() -> None:
+    flow = driven(deaf_to_everything(asks="a"))
+
+    flow.cancels()
+    flow.cancels()
+
+    assert flow.open == ["all.0/inner/more", "all.1/inner/more"]
+    finish(flow)
+    assert flow.returned == "went on"
+
+
+def test_cancelled_that_is_swallowed_in_a_loop_is_thrown_once_and_the_loop_goes_on() -> None:
+    heard: list[str] = []
+
+    async def loops(ctx: Context, n: int) -> str:
+        for _ in range(3):
+            try:
+                await ctx.sleep(hours(1))
+            except Cancelled as stop:
+                heard.append(str(stop))
+        return "slept"
+
+    machine = bare(loops)
+
+    for _ in range(3):
+        cancelled(machine)
+
+    assert (heard, open_in(machine)) == (["enough"], ["sleep#2"])
+    machine.fire(NOON + hours(1))
+    machine.fire(NOON + hours(2))
+    assert machine.result == "slept"
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_an_error_raised_in_a_finally_during_cancelled_takes_its_place(undo: bool) -> None:
+    async def cleans(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO if undo else None)
+        try:
+            await ctx.sleep(days(1))
+        finally:
+            await fails()
+
+    flow = driven(cleans)
+    done(flow, "a")
+
+    flow.cancels()
+    finish(flow)
+
+    assert (flow.status, undone(flow.journal)) == (("compensated", ["a"]) if undo else ("failed", []))
+    assert flow.error["detail"] == "ValueError: as written"
+
+
+def test_an_error_raised_in_a_finally_of_a_loser_changes_nothing_for_the_winner() -> None:
+    async def races(ctx: Context, n: int) -> str:
+        async def cleans() -> str:
+            await ctx.call("s", "a", undo=UNDO)
+            try:
+                return await ctx.call("s", "slow")
+            finally:
+                await fails()
+
+        return await ctx.first(cleans(), ctx.call("s", "b"))
+
+    flow = driven(races)
+    done(flow, "first.0/a")
+    done(flow, "first.1/b", value="won")
+
+    assert flow.open == ["first.0/a/undo"]
+    done(flow, "first.0/a/undo")
+    assert flow.returned == "won"
+
+
+def test_a_bug_in_a_cleanup_during_cancelled_holds() -> None:
+    async def cleans(ctx: Context, n: int) -> None:
+        async def branch() -> None:
+            try:
+                await ctx.sleep(days(1))
+            finally:
+                raise AttributeError("a bug")
+
+        await ctx.all(branch(), ctx.call("s", "a"))
+
+    machine = bare(cleans)
+    before = said(machine.new)
+
+    with pytest.raises(ProgramFault, match="AttributeError: a bug"):
+        cancelled(machine)
+
+    assert said(machine.new) == [*before, "cancel_asked"]
+    machine.evict()
 
 
 # ---- scopes ----------------------------------------------------------------------------------------------------
