@@ -1,19 +1,25 @@
-"""Random flows: a tree of calls, steps, sleeps, draws, loops and `try`, and one coroutine that walks it."""
+"""Random flows: a tree of calls, steps, waits, draws, loops, scopes and branches, and one coroutine that walks it.
+
+A flow keeps its own count of names, apart from the machine's, and says with each ask at which path it expects it
+and in which scopes. Where a scope or a fork ends, and where it hears that it is to end, it leaves a mark in its
+journal, so that whoever reads that needs no program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, assert_never
 
 from hypothesis import strategies as st
 
 from contracts.messages import Action
-from orchestrator import Context, Retry, command, local, seconds, workflow
+from orchestrator import Cancelled, Context, Retry, command, local, seconds, workflow
 from orchestrator.core.context import Undo
 from orchestrator.core.errors import FlowError
+from orchestrator.core.machine import is_fault
 from orchestrator.workflow import Workflow
+from tests.core.places import Place
 
 Undone: TypeAlias = Literal["no", "fixed", "exact", "needs reply", "local"]
 """How an ask is undone: not at all, by a command that needs no reply, by one that the reply makes exact, by one
@@ -21,6 +27,9 @@ that cannot be made without the reply, or by a function."""
 
 TIMEOUT_SECONDS = 50
 SLEEP_SECONDS = 30
+WITHIN_SECONDS = 40
+EVENTS: tuple[str, ...] = ("E", "F")
+KEYS: tuple[str, ...] = ("k", "l")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,15 @@ class Ask:
     hold: bool = False
     timed: bool = False
     attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """For an event; few types and keys, so that waits and events meet."""
+
+    type: str = "E"
+    key: str = "k"
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,11 @@ class Draw: ...
 
 
 @dataclass(frozen=True, slots=True)
+class Pivot:
+    """A point of no return; a UsageError inside of a branch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fail: ...
 
 
@@ -59,17 +82,23 @@ class Bug:
     """
 
 
+Kind: TypeAlias = Literal[
+    "seq", "loop", "try", "finally", "deaf", "saga", "scope", "all", "settle", "first", "any", "within"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`seq`: one after the other. `loop`: twice. `try`: errors are caught, and then the last part is done once
-    more. `finally`: the last part is done whatever happens.
+    """`seq`: one after the other. `loop`: twice. `try`: the last part is done when the others fail, `finally`:
+    whatever happens, `deaf`: when the branch is told to end, which it does not. `saga` and `scope`: undone together,
+    under a name or without one. `within`: in a given time. The others: each part is a branch.
     """
 
-    kind: Literal["seq", "loop", "try", "finally"]
+    kind: Kind
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = Ask | Unfit | Sleep | Draw | Fail | Bug | Block
+Node: TypeAlias = Ask | Wait | Unfit | Sleep | Draw | Pivot | Fail | Bug | Block
 
 
 class Boom(Exception):
@@ -78,99 +107,231 @@ class Boom(Exception):
 
 @dataclass(slots=True)
 class Program:
-    """The flow that walks `tree`. Its bugs raise until `mended`; `drawn` is what its last run drew."""
+    """The flow that walks `tree`. Its bugs raise until `mended`; `drawn` is what its last run drew, `expected`
+    are the paths at which it thought that it asked.
+    """
 
     tree: Node
     mended: bool = False
     drawn: list[str] = field(default_factory=list[str])
+    expected: set[str] = field(default_factory=set[str])
 
     @property
     def flow(self) -> Workflow[int, None]:
         @workflow(name="random", version="1")
         async def flow(ctx: Context, n: int) -> None:
-            self.drawn = []
-            await self._walk(ctx, self.tree, count(n))
+            self.drawn, self.expected = [], set()
+            walker = Walker(self, ctx)
+            root = Place(scopes=("",))
+            try:
+                await walker.walk(self.tree, root)
+            except (Exception, Cancelled) as error:
+                walker.mark_failure(error, "closing", scope="", well=False)
+                raise
+            walker.mark("closing", scope="", well=True)
 
         return flow
 
-    async def _walk(self, ctx: Context, node: Node, number: Iterator[int], *, safe: bool = False) -> None:
+
+class Walker:
+    """One run of a program."""
+
+    def __init__(self, program: Program, ctx: Context) -> None:
+        self.program = program
+        self.ctx = ctx
+
+    def mark(self, what: str, **more: Any) -> None:
+        """Leave a note in the journal, as the context does for what is only written down."""
+        self.ctx._machine.note("mark", "mark", {"what": what} | more)  # pyright: ignore[reportPrivateUsage]  # authors cannot
+
+    def mark_failure(self, error: BaseException, what: str, **more: Any) -> None:
+        """The same, unless `error` is a bug: a mended program would not say it."""
+        if not is_fault(error):
+            self.mark(what, **more)
+
+    def path(self, place: Place, name: str) -> str:
+        path = place.next(name)
+        self.program.expected.add(path)
+        return path
+
+    async def walk(self, node: Node, place: Place, *, safe: bool = False) -> None:
         match node:
             case Ask():
-                await ask(ctx, node, next(number))
+                await self.waits(place, ask(self.ctx, node, self.path(place, named(node)), place))
+            case Wait():
+                self.path(place, node.type)
+                timeout = seconds(TIMEOUT_SECONDS) if node.timed else None
+                await self.waits(place, self.ctx.event(node.type, key=node.key, timeout=timeout))
             case Unfit():
-                await ctx.call("svc", "unfit", {"v": "\x00"}, undo=command("svc", "undo"))
+                self.path(place, "unfit")
+                await self.waits(
+                    place, self.ctx.call("svc", "unfit", {"v": "\x00"}, undo=command("svc", "undo"))
+                )
             case Sleep():
-                await ctx.sleep(seconds(SLEEP_SECONDS))
+                self.path(place, "sleep")
+                await self.waits(place, self.ctx.sleep(seconds(SLEEP_SECONDS)))
+            case Block():
+                await self.block(node, place, safe=safe)
+            case _:
+                self.at_once(node, safe=safe)
+
+    def at_once(self, node: Draw | Pivot | Fail | Bug, *, safe: bool) -> None:
+        match node:
             case Draw():
-                self.drawn += [str(ctx.uuid()), ctx.now().isoformat()]
+                self.program.drawn += [str(self.ctx.uuid()), self.ctx.now().isoformat()]
+            case Pivot():
+                self.ctx.pivot()
             case Fail():
                 raise Boom("as written")
             case Bug():
-                if not self.mended and not safe:
+                if not self.program.mended and not safe:
                     raise AttributeError("a bug")
-            case Block():
-                await self._block(ctx, node, number, safe=safe)
 
-    async def _block(self, ctx: Context, node: Block, number: Iterator[int], *, safe: bool) -> None:
+    async def waits(self, place: Place, op: Coroutine[Any, Any, object]) -> None:
+        """Each time that this branch is told to end leaves a mark."""
+        try:
+            await op
+        except Cancelled:
+            self.mark("cancelled", branch=place.branch)
+            raise
+
+    async def block(self, node: Block, place: Place, *, safe: bool) -> None:
         match node.kind:
             case "seq":
-                await self._all(ctx, node.parts, number, safe=safe)
+                await self.all(node.parts, place, safe=safe)
             case "loop":
                 for _ in range(2):
-                    await self._all(ctx, node.parts, number, safe=safe)
-            case "try":
-                try:
-                    await self._all(ctx, node.parts, number, safe=safe)
-                except (FlowError, Boom):
-                    await self._walk(ctx, node.parts[-1], number, safe=safe)
-            case "finally":
-                try:
-                    await self._all(ctx, node.parts[:-1], number, safe=True)
-                finally:
-                    await self._walk(ctx, node.parts[-1], number, safe=safe)
+                    await self.all(node.parts, place, safe=safe)
+            case "try" | "finally" | "deaf":
+                await self.guarded(node, place, safe=safe)
+            case "saga" | "scope":
+                await self.scope(node, place, safe=safe)
+            case "all" | "settle" | "first" | "any" | "within":
+                await self.fork(node, node.kind, place, safe=safe)
+            case _:
+                assert_never(node.kind)
 
-    async def _all(self, ctx: Context, parts: tuple[Node, ...], number: Iterator[int], *, safe: bool) -> None:
+    async def guarded(self, node: Block, place: Place, *, safe: bool) -> None:
+        first, last = node.parts[:-1], node.parts[-1]
+        if node.kind == "finally":
+            try:
+                await self.all(first, place, safe=True)
+            finally:
+                await self.walk(last, place, safe=safe)
+            return
+        caught = (FlowError, Boom) if node.kind == "try" else (Cancelled,)
+        try:
+            await self.all(first, place, safe=safe)
+        except caught:
+            await self.walk(last, place, safe=safe)
+
+    async def all(self, parts: tuple[Node, ...], place: Place, *, safe: bool) -> None:
         for part in parts:
-            await self._walk(ctx, part, number, safe=safe)
+            await self.walk(part, place, safe=safe)
+
+    async def scope(self, node: Block, place: Place, *, safe: bool) -> None:
+        inner = place.inside(self.path(place, "saga")) if node.kind == "saga" else place.scoped()
+        scope, well = inner.scopes[-1], False
+        try:
+            async with self.ctx.saga("saga" if node.kind == "saga" else None):
+                try:
+                    await self.all(node.parts, inner, safe=safe)
+                except (Exception, Cancelled) as error:
+                    self.mark_failure(error, "closing", scope=scope, well=False)
+                    raise
+                self.mark("closing", scope=scope, well=True)
+                well = True
+        except (Exception, Cancelled) as error:
+            if well and isinstance(error, Cancelled):
+                self.mark("cancelled", branch=place.branch)
+            self.mark_failure(error, "closed", scope=scope, well=False)
+            raise
+        self.mark("closed", scope=scope, well=True)
+
+    async def fork(
+        self,
+        node: Block,
+        mode: Literal["all", "settle", "first", "any", "within"],
+        place: Place,
+        *,
+        safe: bool,
+    ) -> None:
+        path = self.path(place, mode)
+        parts = (Block("seq", node.parts),) if mode == "within" else node.parts
+        scoped = mode not in ("all", "settle")
+        ops = [
+            self.branch(part, place.beside(path, i, scoped=scoped), scoped=scoped, safe=safe)
+            for i, part in enumerate(parts)
+        ]
+        well = False
+        try:
+            if mode == "within":
+                self.program.expected.add(f"{path}.1/limit")
+                await self.waits(place, self.ctx.within(seconds(WITHIN_SECONDS), ops[0]))
+            else:
+                await self.waits(place, getattr(self.ctx, mode)(*ops))
+            well = True
+        finally:
+            self.mark("joined", fork=path, well=well)
+
+    async def branch(self, node: Node, place: Place, *, scoped: bool, safe: bool) -> None:
+        well = False
+        try:
+            await self.walk(node, place, safe=safe)
+            well = True
+        except (Exception, Cancelled) as error:
+            if scoped:
+                self.mark_failure(error, "closing", scope=place.scopes[-1], well=False)
+            raise
+        if scoped and well:
+            self.mark("closing", scope=place.scopes[-1], well=True)
 
 
-def work(n: int) -> Any:
+def work(at: str, scopes: list[str]) -> Any:
     """What the local steps run, were they run."""
 
 
-def unwork(n: int) -> None: ...
+def unwork(at: str) -> None: ...
 
 
-async def ask(ctx: Context, node: Ask, n: int) -> None:
+def named(node: Ask) -> str:
+    return f"hold-{node.name}" if node.hold else node.name
+
+
+async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
     timeout = seconds(TIMEOUT_SECONDS) if node.timed else None
     unknown: Literal["raise", "hold"] = "hold" if node.hold else "raise"
-    name = f"hold-{node.name}" if node.hold else node.name
+    scopes = list(place.scopes)
     if node.kind == "call":
         await ctx.call(
-            "svc", "do.it", {"n": n}, undo=undo_of(node.undo, n), timeout=timeout, unknown=unknown, name=name
-        )
+            "svc", "do.it", {"at": at, "in": scopes},
+            undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
+        )  # fmt: skip
     else:
         await ctx.step(
-            work, n, undo=undo_of(node.undo, n), timeout=timeout, unknown=unknown, name=name,
+            work, at, scopes, undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
             retry=Retry(attempts=node.attempts),
         )  # fmt: skip
 
 
-def undo_of(how: Undone, n: int) -> Undo[Any] | None:
+def undo_of(how: Undone, at: str) -> Undo[Any] | None:
     def exact(reply: Any) -> Action:
-        return command("svc", "undo", {"n": n, "reply": reply})
+        return command("svc", "undo", {"at": at, "reply": reply})
 
     match how:
         case "no":
             return None
         case "fixed":
-            return command("svc", "undo", {"n": n})
+            return command("svc", "undo", {"at": at})
         case "local":
-            return local(unwork, n)
+            return local(unwork, at)
         case "exact":
             return exact
         case "needs reply":
             return lambda reply: None if reply is None else exact(reply)
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------
 
 
 def asks() -> st.SearchStrategy[Ask]:
@@ -187,20 +348,40 @@ def asks() -> st.SearchStrategy[Ask]:
     )
 
 
+def waits() -> st.SearchStrategy[Wait]:
+    return st.builds(Wait, type=st.sampled_from(EVENTS), key=st.sampled_from(KEYS), timed=st.booleans())
+
+
+def blocks(kids: st.SearchStrategy[Node], kinds: list[Kind]) -> st.SearchStrategy[Node]:
+    return st.builds(
+        Block, kind=st.sampled_from(kinds), parts=st.lists(kids, min_size=2, max_size=4).map(tuple)
+    )
+
+
 def trees() -> st.SearchStrategy[Node]:
     """Flows of some ten parts; every second one ends with an error, so that what it did is undone."""
-    others: list[Node] = [Sleep(), Draw(), Fail(), Bug(), Unfit()]
-    kinds: list[Literal["seq", "loop", "try", "finally"]] = ["seq", "loop", "try", "finally", "try", "seq"]
-    leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), asks(), st.sampled_from(others))
-    part: st.SearchStrategy[Node] = st.recursive(
-        leaf,
-        lambda kids: st.builds(
-            Block, kind=st.sampled_from(kinds), parts=st.lists(kids, min_size=2, max_size=4).map(tuple)
-        ),
-        max_leaves=6,
-    )
-    return st.builds(whole, st.lists(part, min_size=1, max_size=4), fails=st.booleans())
+    others: list[Node] = [Sleep(), Draw(), Pivot(), Pivot(), Fail(), Bug(), Unfit()]
+    kinds: list[Kind] = [
+        "seq", "loop", "try", "try", "finally", "deaf", "saga", "scope",
+        "all", "all", "settle", "first", "first", "any", "within",
+    ]  # fmt: skip
+    leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), asks(), waits(), st.sampled_from(others))
+    part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=8)
+    return st.builds(whole, st.lists(part, min_size=2, max_size=4), fails=st.booleans())
 
 
-def whole(parts: list[Node], *, fails: bool) -> Node:
+def whole(parts: Sequence[Node], *, fails: bool) -> Node:
     return Block("seq", (*parts, Fail()) if fails else tuple(parts))
+
+
+def patient_trees() -> st.SearchStrategy[Node]:
+    """Flows in which no branch is ever stopped and nothing depends on time: what is asked in them cannot depend on
+    the order in which the answers come.
+    """
+    untimed = asks().map(lambda node: Ask(node.kind, node.name, node.undo, node.hold))
+    kinds: list[Kind] = ["seq", "loop", "try", "finally", "saga", "scope", "settle", "settle", "settle"]
+    others: list[Node] = [Draw(), Fail(), Unfit()]
+    leaf: st.SearchStrategy[Node] = st.one_of(untimed, untimed, untimed, st.sampled_from(others))
+    part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=12)
+    beside = st.lists(part, min_size=2, max_size=4).map(lambda parts: Block("settle", tuple(parts)))
+    return st.builds(whole, st.lists(beside, min_size=1, max_size=2), fails=st.booleans())

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from zlib import crc32
 
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.errors import error_in
 from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact
 from orchestrator.core.machine import Machine
-from orchestrator.core.path import segment
-from tests.core.oracle import Undoing
-from tests.core.programs import Node, trees
-from tests.core.world import World, state
+from orchestrator.core.status import TERMINAL
+from orchestrator.core.waiting import open_in
+from orchestrator.testing import NOON
+from tests.core.oracle import Branches, Events, Undoing, asker_of
+from tests.core.programs import Node, Program, patient_trees, trees
+from tests.core.world import OUTCOMES, World, state
 from tests.evidence import Evidence
 
 EXAMPLES: Final = 150
@@ -24,35 +27,49 @@ EXAMPLES_IN_PROOF: Final = 2_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
 Property = Callable[[Node, bytes], None]
-PROPERTIES: Final[list[Property]] = []
+PROPERTIES: Final[dict[Property, st.SearchStrategy[Node]]] = {}
+"""What is true, and of which programs."""
 
 
 def in_every_world(holds: Property) -> Callable[..., None]:
-    PROPERTIES.append(holds)
-    return searched(holds, examples=EXAMPLES)
+    PROPERTIES[holds] = trees()
+    return searched(holds, trees(), examples=EXAMPLES)
 
 
-def searched(holds: Property, *, examples: int) -> Callable[..., None]:
+def in_every_order(holds: Property) -> Callable[..., None]:
+    PROPERTIES[holds] = patient_trees()
+    return searched(holds, patient_trees(), examples=EXAMPLES)
+
+
+def searched(holds: Property, programs: st.SearchStrategy[Node], *, examples: int) -> Callable[..., None]:
     search = settings(max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False)
-    return search(given(tree=trees(), choices=st.binary(min_size=120, max_size=120))(holds))
+    return search(given(tree=programs, choices=st.binary(min_size=120, max_size=120))(holds))
 
 
-def produced(journal: Sequence[Fact]) -> tuple[list[Fact], bool]:
-    """What follows at the beginning of `journal` without further input, and whether a worker died on the way."""
+def what_follows(journal: Sequence[Fact], length: int) -> tuple[list[Fact], bool]:
+    """What follows the first `length` facts of `journal` without further input (what the core itself decides is
+    none), and whether a worker died on the way.
+    """
+    unfit = {fact.path for fact in journal if "unfit" in fact.data and fact.kind == "asked"}
     found: list[Fact] = []
     died = False
-    for fact in journal:
+    for fact in journal[length:]:
+        decided = fact.kind == "ended" and ("of" in fact.data or fact.path in unfit or is_lost(fact))
         if fact.kind in BYSTANDERS:
             died = died or fact.kind == "orphaned"
-        elif fact.kind in PRODUCED:
+        elif fact.kind in PRODUCED or decided:
             found.append(fact)
         else:
             break
     return found, died
 
 
+def is_lost(fact: Fact) -> bool:
+    return error_in(fact.data).get("code") == "worker-lost"
+
+
 def what(fact: Fact) -> tuple[Any, ...]:
-    return (*fact.says(), fact.data.get("args"), fact.data.get("undo"), fact.data.get("known"))
+    return (*fact.says(), *(fact.data.get(name) for name in ("args", "undo", "known", "outcome", "of")))
 
 
 @in_every_world
@@ -64,10 +81,31 @@ def test_every_prefix_of_a_journal_replays_to_the_facts_that_followed(tree: Node
         machine.replay(world.journal[:length], complete=False)
         machine.evict()
 
-        followed, died = produced(world.journal[length:])
-        new = [fact for fact in machine.new if fact.kind in PRODUCED]
-        count = len(new) if died else len(followed)
-        assert [what(fact) for fact in new[: len(followed)]] == [what(fact) for fact in followed[:count]]
+        followed, died = what_follows(world.journal, length)
+        new = list(map(what, machine.new))
+        if died:  # what follows from a death is not said before it
+            assert new == list(map(what, followed))[: len(new)]
+        else:
+            assert new == list(map(what, followed))
+
+
+@in_every_world
+def test_what_a_journal_says_is_open_is_what_its_program_waits_for(tree: Node, choices: bytes) -> None:
+    world = World(tree, choices).run()
+
+    for length in {1 + byte % len(world.journal) for byte in choices[-4:]}:
+        machine = world.new_machine()
+        machine.replay(world.journal[:length], complete=False)
+        machine.evict()
+
+        said = open_in([*world.journal[:length], *machine.new])
+        waits = {
+            path for path, (_, ask) in machine.open.items() if not (machine.is_held(path) or ask.overdue)
+        }
+        assert {ask.path for ask in said.asks} == waits
+        assert {ask.path for ask in said.settling} >= set(
+            machine.settling()
+        )  # who would hold, it cannot know
 
 
 @in_every_world
@@ -113,18 +151,18 @@ def test_positions_and_times_only_grow_and_no_path_is_used_twice(tree: Node, cho
 
 
 @in_every_world
-def test_a_path_is_the_name_and_its_number_in_the_program_whatever_the_outcomes(
+def test_a_path_says_where_in_the_program_something_is_whatever_the_outcomes(
     tree: Node, choices: bytes
 ) -> None:
-    journal = World(tree, choices).run().journal
-    counted: Counter[str] = Counter()
+    world = World(tree, choices).run()
+    asked = [fact for fact in world.journal if fact.kind == "asked" and fact.data["kind"] != "undo"]
 
-    for fact in journal:
-        if fact.kind == "asked" and fact.data["kind"] != "undo":
-            name = fact.data["name"]
-            counted[name] += 1
-            ordinal = "" if counted[name] == 1 else f"#{counted[name]}"
-            assert fact.path == segment(name) + ordinal
+    for fact in asked:
+        said = asker_of(fact)
+        assert said is None or said[0] == fact.path
+    machine = world.new_machine()
+    machine.replay(world.journal)
+    assert {fact.path for fact in asked} <= world.program.expected
 
 
 @in_every_world
@@ -134,6 +172,24 @@ def test_undo_runs_once_one_at_a_time_after_settling_in_reverse_for_exactly_what
     world = World(tree, choices).run()
 
     Undoing().read(world.journal)
+
+
+@in_every_world
+def test_an_event_is_given_once_the_oldest_first_to_whoever_waited_longest(
+    tree: Node, choices: bytes
+) -> None:
+    world = World(tree, choices).run()
+
+    Events().read(world.journal)
+
+
+@in_every_world
+def test_a_branch_is_told_to_end_once_and_a_fork_is_joined_once_after_all_its_branches(
+    tree: Node, choices: bytes
+) -> None:
+    world = World(tree, choices).run()
+
+    Branches().read(world.journal)
 
 
 @in_every_world
@@ -150,6 +206,39 @@ def test_a_finished_execution_has_nothing_open(tree: Node, choices: bytes) -> No
     )
 
 
+@in_every_order
+def test_what_is_asked_and_undone_does_not_depend_on_the_order_of_the_answers(
+    tree: Node, choices: bytes
+) -> None:
+    first, second = answered(tree, choices[:60]), answered(tree, choices[60:])
+
+    assert asked_in(first) == asked_in(second)
+    assert first[-1].data["kind"] == second[-1].data["kind"]
+
+
+def answered(tree: Node, choices: bytes) -> list[Fact]:
+    """The journal of `tree` when what is asked at a path always ends in the same way, in the order of `choices`."""
+    machine = Machine(Program(tree).flow.program)
+    machine.tell("started", "", {"input": 1, "seed": "seed"}, NOON)
+    order = iter(choices)
+    while machine.status not in TERMINAL:
+        held = machine.held
+        if held is not None:
+            said = {"verdict": "done", "value": None, "by": "ann", "reason": ""}
+            machine.tell("resolved", held.path, said, NOON)
+            continue
+        paths = list(machine.open)
+        path = paths[next(order, 0) % len(paths)]
+        outcome = "done" if path.endswith("/undo") else OUTCOMES[crc32(path.encode()) % len(OUTCOMES)]
+        said = {"value": {"r": path}} if outcome == "done" else {"error": {"code": "c"}}
+        machine.tell("ended", path, {"outcome": outcome} | said, NOON)
+    return machine.take_new()
+
+
+def asked_in(journal: Sequence[Fact]) -> dict[str, tuple[Any, ...]]:
+    return {fact.path: what(fact) for fact in journal if fact.kind == "asked"}
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__.removeprefix("test_"))
 def test_in_many_more_worlds(holds: Property, evidence: Evidence) -> None:
@@ -162,7 +251,8 @@ def test_in_many_more_worlds(holds: Property, evidence: Evidence) -> None:
         evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF} worlds")
         holds(tree, choices)
 
-    seed(holds.__name__)(searched(counted, examples=EXAMPLES_IN_PROOF))()  # for each property other worlds
+    search = searched(counted, PROPERTIES[holds], examples=EXAMPLES_IN_PROOF)
+    seed(holds.__name__)(search)()  # for each property other worlds
 
     assert worlds >= EXAMPLES_IN_PROOF
     evidence.did(f"{worlds} worlds, {facts} facts")

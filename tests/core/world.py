@@ -1,4 +1,5 @@
-"""A random world around one execution: answers in any order, again, late or never; time; deaths; operators.
+"""A random world around one execution: answers in any order, again, late or never; events that somebody waits for
+or nobody; time; deaths; operators who decide, cancel and deploy.
 
 Every choice is one byte of a given string. When it is used up the world turns calm: everything is answered well,
 so a run that does not end then waits for something that will never come.
@@ -18,11 +19,12 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
-from tests.core.programs import Node, Program
+from tests.core.programs import EVENTS, KEYS, Node, Program
 
 Json = Any
 
-MOVES_MAX = 400
+MOVES_MAX = 600
+CANCELS_MAX = 3
 OUTCOMES = ("done", "refused", "failed", "unknown")
 REPLIES = ({"r": 1}, {"r": 2}, None, float("nan"))
 
@@ -38,6 +40,7 @@ class World:
     _used: int = 0
     _said: tuple[str, str] | None = None
     _stopped: bool = False
+    _cancels: int = 0
     program: Program = field(init=False)
     machine: Machine = field(init=False)
 
@@ -80,7 +83,7 @@ class World:
             return
         self.at += timedelta(seconds=self.of([1, 0, 20, 400]))
         if self.pick(4) == 1:
-            self.of([self._noise, self._reload, self._die, self._pass_time])()
+            self.of([self._noise, self._reload, self._die, self._pass_time, self._send, self._cancel])()
         elif self.machine.held is not None:
             self._decide()
         else:
@@ -101,8 +104,29 @@ class World:
             self.do(lambda: machine.attempt_failed(path, {"code": "raised"}, self.at))
         elif calls or runs or settling:
             self._tell(self.of([*calls, *runs, *settling]), calm=settling == [] or bool(calls or runs))
+        elif self._waits() and (self.machine.next_due() is None or self.pick(2) == 0):
+            self._send(self._waits())
         else:
             self._pass_time()
+
+    def _waits(self) -> list[tuple[str, str]]:
+        return [(ask.args["type"], ask.args["key"]) for _, ask in self.machine.open.values() if ask.is_event]
+
+    def _send(self, wanted: list[tuple[str, str]] | None = None) -> None:
+        """An event comes: one of those that are `wanted`, or any; now and then twice, as two events."""
+        type_, key = self.of(wanted) if wanted else (self.of(EVENTS), self.of(KEYS))
+        for _ in range(1 + (self.pick(4) == 1)):
+            said = {"type": type_, "key": key, "data": {"r": self.pick(8)}}
+            self.do(lambda: self.machine.tell("received", "", said, self.at))  # noqa: B023  # at once
+            if self._stopped or self.machine.status in TERMINAL:
+                return
+
+    def _cancel(self) -> None:
+        """Somebody cancels it, more than once perhaps; what was done is undone, or not."""
+        if self._cancels < CANCELS_MAX:
+            self._cancels += 1
+            order = {"by": "ann", "reason": "enough", "undo": self.pick(4) != 1}
+            self.do(lambda: self.machine.tell("cancel_asked", "", order, self.at))
 
     def _tell(self, path: str, *, calm: bool = True) -> None:
         outcome = self.of(OUTCOMES if calm else ("unknown", *OUTCOMES))
@@ -128,9 +152,7 @@ class World:
         """An answer to anything that was ever asked, or an order that fits nothing."""
         asked = [fact.path for fact in [*self.journal, *self.machine.new] if fact.kind == "asked"]
         if asked and self.pick(2) == 0:
-            path = self.of(asked)
-            if path not in self.machine.open or self.machine.open[path][1].kind != "timer":
-                self._tell(path)
+            self._tell(self.of(asked))
         else:
             held = self.machine.held
             order = {"verdict": "perhaps", "by": "ann", "reason": "", "value": None}
@@ -214,10 +236,15 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
                ask.retry_at if ask.retry_at is not None and ask.retry_at > now else None)
         for path, (_, ask) in machine.open.items()
     }  # fmt: skip
-    scopes = [branch.scope for branch, _ in machine.open.values()]
+    branches = list(machine._branches)  # pyright: ignore[reportPrivateUsage]  # all of it
     kept = {
         **machine.undoing.unsettled,
-        **{path: entry for scope in scopes for path, entry in scope.entries.items()},
+        **{
+            path: entry
+            for branch in branches
+            for one in branch.scope.around()
+            for path, entry in one.entries.items()
+        },
     }
     entries = {
         path: (entry.rank, entry.known, entry.settling, entry.action, entry.tries, entry.asked_at)
@@ -226,7 +253,13 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
     held = machine.held
     return {
         "status": machine.status, "open": asks, "to undo": entries, "position": machine.position,
+        "branches": [
+            (branch.frame.prefix, branch.frame.counts, branch.scope.depth, branch.started, branch.told,
+             branch.shielded, branch.pending, branch.at and branch.at.path)
+            for branch in branches
+        ],
+        "events": [event.position for event in machine._buffer],  # pyright: ignore[reportPrivateUsage]  # all of it
         "held": held and (held.code, held.path, held.reason, held.entry and held.entry.path),
         "undone": machine.undoing.undone, "stands": machine.undoing.stands, "undoing": bool(machine.undoing),
-        "new": machine.new,
+        "passed": machine.undoing.passed, "wanted": machine.undoing.wanted, "new": machine.new,
     }  # fmt: skip
