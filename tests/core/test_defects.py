@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from orchestrator import Context, OutcomeUnknown, Retry, command, hours, local, minutes, workflow
-from orchestrator.core.ask import Ask, Entry
+from orchestrator import (
+    Cancelled,
+    Context,
+    OutcomeUnknown,
+    Retry,
+    StepRefused,
+    command,
+    hours,
+    local,
+    minutes,
+    workflow,
+)
+from orchestrator.core import machine as machine_module
+from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.branch import Branch
-from orchestrator.core.errors import NonDeterminism, error_in
+from orchestrator.core.buffer import Buffer
+from orchestrator.core.context import Saga
+from orchestrator.core.errors import NonDeterminism, ProgramFault, error_in
 from orchestrator.core.fact import Fact
+from orchestrator.core.fork import Fork
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import Frame, segment
 from orchestrator.core.undoing import Undoing
 from orchestrator.testing import NOON
 from orchestrator.workflow import Workflow
 from tests.core import oracle
+from tests.core.answers import UNDO, cancelled, flow_of, open_in, received, said, undone
 
 Json = Any
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-# ---- examples: each passes as it is --------------------------------------------------------------------------
+# ---- examples of one branch: each passes as it is --------------------------------------------------------------
 
 
 @workflow(name="pays", version="1")
@@ -34,8 +51,13 @@ async def pays(ctx: Context, n: int) -> None:
     await ctx.call("s", "c", undo=command("s", "undo-c"))
 
 
+MACHINES: list[Machine] = []
+"""Those of an example; they are let go when it is over, however it ends."""
+
+
 def started(flow: Workflow[int, Any]) -> Machine:
     machine = Machine(flow.program)
+    MACHINES.append(machine)
     machine.tell("started", "", {"input": 1, "seed": ""}, NOON)
     return machine
 
@@ -149,6 +171,356 @@ def a_lost_step_ends_once() -> None:
     assert [fact.kind for fact in journal] == ["started", "asked", "orphaned", "ended"]
 
 
+# ---- examples of branches, scopes and cancelling ---------------------------------------------------------------
+
+
+def bare(fn: Callable[[Context, int], Coroutine[Any, Any, Any]]) -> Machine:
+    return started(flow_of(fn))
+
+
+def finishes(machine: Machine, *, status: str) -> None:
+    """What is open is done; then the execution has ended so."""
+    while machine.open:
+        ends(machine, next(iter(machine.open)), "done")
+    assert machine.status == status, f"{machine.status}: {machine.new}"
+
+
+async def fails() -> None:
+    raise ValueError("as written")
+
+
+def a_call_under_way_that_is_cancelled_is_undone() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO)
+
+    machine = bare(asks)
+    cancelled(machine)
+    ends(machine, "a", "unknown")
+    assert open_in(machine) == ["a/undo"]
+    finishes(machine, status="cancelled")
+
+
+def what_is_withdrawn_is_undone_after_it_has_settled() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO)
+
+    machine = bare(asks)
+    cancelled(machine)
+    assert open_in(machine) == []
+    ends(machine, "a", "unknown")
+    finishes(machine, status="cancelled")
+
+
+def a_fork_waits_for_the_cleanup_of_what_it_stopped() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def cleans() -> None:
+            try:
+                await ctx.call("s", "a")
+            finally:
+                await ctx.call("s", "close")
+
+        with suppress(StepRefused):
+            await ctx.all(cleans(), ctx.call("s", "b"))
+        await ctx.call("s", "next")
+
+    machine = bare(asks)
+    ends(machine, "all.1/b", "refused")
+    assert open_in(machine) == ["all.0/close"]
+    finishes(machine, status="completed")
+
+
+def a_fork_whose_first_branch_fails_at_once_is_joined_once() -> None:
+    """Random programs did not find that this can go wrong: when the others were not even started, stopping them
+    ends the fork from within.
+    """
+
+    async def asks(ctx: Context, n: int) -> None:
+        with suppress(ValueError):
+            await ctx.all(fails(), ctx.call("s", "a"))
+        await ctx.call("s", "b")
+        await ctx.call("s", "c")
+
+    machine = bare(asks)
+    assert open_in(machine) == ["b"]
+    finishes(machine, status="completed")
+
+
+def an_error_in_all_stops_the_others() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.all(ctx.call("s", "a"), ctx.call("s", "b"))
+
+    machine = bare(asks)
+    ends(machine, "all.0/a", "refused")
+    assert said(machine.new)[-2:] == ["withdrawn all.1/b", "finished failed"]
+
+
+def what_a_loser_did_is_undone_and_what_the_winner_did_is_kept() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def slow() -> None:
+            await ctx.call("s", "a", undo=UNDO)
+            await ctx.call("s", "more")
+
+        await ctx.first(slow(), ctx.call("s", "b", undo=UNDO))
+        await ctx.call("s", "next")
+
+    machine = bare(asks)
+    ends(machine, "first.0/a", "done")
+    ends(machine, "first.1/b", "done")
+    assert open_in(machine) == ["first.0/a/undo"]
+    ends(machine, "first.0/a/undo", "done")
+    ends(machine, "next", "refused")
+    assert open_in(machine) == ["first.1/b/undo"]
+    finishes(machine, status="compensated")
+
+
+def a_loser_that_does_not_listen_is_undone_too() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def deaf() -> None:
+            await ctx.call("s", "a", undo=UNDO)
+            with suppress(Cancelled):
+                await ctx.call("s", "more")
+
+        await ctx.first(deaf(), ctx.call("s", "b"))
+
+    machine = bare(asks)
+    ends(machine, "first.0/a", "done")
+    ends(machine, "first.1/b", "done")
+    assert open_in(machine) == ["first.0/a/undo"]
+    finishes(machine, status="completed")
+
+
+def a_second_cancel_leaves_the_cleanup_alone() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        try:
+            await ctx.sleep(hours(1))
+        finally:
+            await ctx.call("s", "close")
+
+    machine = bare(asks)
+    cancelled(machine)
+    cancelled(machine)
+    assert open_in(machine) == ["close"]
+    finishes(machine, status="cancelled")
+
+
+def a_cancel_that_comes_while_it_is_undone_waits() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        with suppress(ValueError):
+            async with ctx.saga():
+                await ctx.call("s", "a", undo=UNDO)
+                await ctx.call("s", "b", undo=UNDO)
+                await fails()
+        await ctx.call("s", "next")
+
+    machine = bare(asks)
+    ends(machine, "a", "done")
+    ends(machine, "b", "done")
+    with suppress(ProgramFault):  # of a scope that is left in the midst of its undoing
+        cancelled(machine)
+    assert open_in(machine) == ["b/undo"]
+    finishes(machine, status="cancelled")
+    assert undone(machine.new) == ["b", "a"]
+
+
+def a_cancel_meets_who_is_being_resumed_at_the_end_of_its_scope() -> None:
+    reached: list[str] = []
+
+    async def asks(ctx: Context, n: int) -> None:
+        async def resumed() -> None:
+            async with ctx.saga():
+                await ctx.all(nothing())
+            reached.append("beyond its scope")
+
+        async def breaks() -> None:
+            await ctx.all(nothing())
+            await fails()
+
+        await ctx.all(breaks(), resumed())
+
+    finishes(bare(asks), status="failed")
+    assert reached == []
+
+
+async def nothing() -> None: ...
+
+
+def a_path_is_the_same_wherever_its_branch_was_stopped() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def cleans() -> None:
+            await ctx.all(nothing())
+            try:
+                await ctx.call("s", "a")
+            finally:
+                await ctx.call("s", "a")
+
+        async def breaks() -> None:
+            await ctx.all(nothing())
+            await fails()
+
+        await ctx.all(breaks(), cleans())
+
+    machine = bare(asks)
+    assert open_in(machine) == ["all.1/a#2"]
+    finishes(machine, status="failed")
+
+
+def branches_count_their_names_apart() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        async def twice() -> None:
+            await ctx.call("s", "a")
+            await ctx.call("s", "a")
+
+        await ctx.all(twice(), twice())
+
+    machine = bare(asks)
+    ends(machine, "all.1/a", "done")
+    assert open_in(machine) == ["all.0/a", "all.1/a#2"]
+    finishes(machine, status="completed")
+
+
+def the_last_that_ended_is_undone_first_though_it_was_asked_first() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.all(ctx.call("s", "a", undo=UNDO), ctx.call("s", "b", undo=UNDO))
+        await fails()
+
+    machine = bare(asks)
+    ends(machine, "all.1/b", "done")
+    ends(machine, "all.0/a", "done")
+    finishes(machine, status="compensated")
+    assert undone(machine.new) == ["all.0/a", "all.1/b"]
+
+
+def what_was_done_before_a_pivot_stands_in_all_scopes_around() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO)
+        async with ctx.saga():
+            await ctx.call("s", "b", undo=UNDO)
+            ctx.pivot()
+            await fails()
+
+    machine = bare(asks)
+    ends(machine, "a", "done")
+    ends(machine, "b", "done")
+    assert (open_in(machine), machine.new[-1].data.get("stands")) == ([], ["b", "a"])
+    finishes(machine, status="failed")
+
+
+def nothing_more_is_undone_when_nobody_wants_it() -> None:
+    machine = started(pays)
+    ends(machine, "a", "done")
+    ends(machine, "a#2", "done")
+    cancelled(machine)
+    ends(machine, "c", "refused")
+    cancelled(machine, undo=False)
+    finishes(machine, status="cancelled")
+    assert undone(machine.new) == ["a#2"]
+
+
+def nothing_more_is_undone_while_a_person_is_asked() -> None:
+    machine = started(pays)
+    ends(machine, "a", "done")
+    ends(machine, "a#2", "done")
+    ends(machine, "c", "refused")
+    ends(machine, "a#2/undo", "failed")
+    assert (open_in(machine), machine.held and machine.held.path) == ([], "a#2/undo")
+
+
+def nothing_follows_from_a_turn_that_was_stopped() -> None:
+    async def asks(ctx: Context, n: int) -> None:
+        with suppress(StepRefused):
+            await ctx.all(ctx.call("s", "a"), ctx.call("s", "b"))
+        raise AttributeError("a bug")
+
+    machine = bare(asks)
+    with suppress(ProgramFault):
+        ends(machine, "all.0/a", "refused")
+    assert (said(machine.new)[-1], machine.taken_back) == ("ended all.0/a", [])
+
+
+# ---- examples of events ----------------------------------------------------------------------------------------
+
+
+def gives(machine: Machine) -> list[str]:
+    """What goes to whom, in order."""
+    machine.evict()
+    oracle.Events().read(machine.new)
+    kinds = {fact.position: fact.data["data"] for fact in machine.new if fact.kind == "received"}
+    return [f"{kinds[fact.data['of']]} to {fact.path}" for fact in machine.new if "of" in fact.data]
+
+
+def an_event_goes_to_one_of_two_that_wait() -> None:
+    async def waits(ctx: Context, n: int) -> None:
+        await ctx.all(ctx.event("e"), ctx.event("e"))
+
+    machine = bare(waits)
+    received(machine, "e", 1)
+    assert gives(machine) == ["1 to all.0/e"]
+
+
+def the_oldest_event_goes_first() -> None:
+    async def waits(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a")
+        await ctx.event("e")
+
+    machine = bare(waits)
+    received(machine, "e", 1)
+    received(machine, "e", 2)
+    ends(machine, "a", "done")
+    assert gives(machine) == ["1 to e"]
+
+
+def who_has_waited_longest_gets_it() -> None:
+    async def waits(ctx: Context, n: int) -> None:
+        async def later() -> None:
+            await ctx.call("s", "a")
+            await ctx.event("e")
+
+        await ctx.all(later(), ctx.event("e"))
+
+    machine = bare(waits)
+    ends(machine, "all.0/a", "done")
+    received(machine, "e", 1)
+    assert gives(machine) == ["1 to all.1/e"]
+
+
+def a_wait_that_was_withdrawn_leaves_the_event_to_the_next() -> None:
+    async def waits(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a")
+        await ctx.first(ctx.event("e"), ctx.event("f"))
+        await ctx.event("e")
+
+    machine = bare(waits)
+    received(machine, "f", 1)
+    received(machine, "e", 2)
+    ends(machine, "a", "done")
+    assert gives(machine) == ["1 to first.1/f", "2 to e"]
+    assert machine.status == "completed"
+
+
+def a_recorded_gift_is_what_the_journal_says() -> None:
+    async def waits(ctx: Context, n: int) -> int:
+        return await ctx.event("e")
+
+    def event(position: int) -> Fact:
+        return Fact(position, "received", "", {"type": "e", "key": "", "data": position}, NOON)
+
+    journal = bare(waits).take_new()
+    gift = Fact(5, "ended", "e", {"outcome": "done", "of": 4}, NOON)
+    machine = Machine(flow_of(waits).program)
+    MACHINES.append(machine)
+    machine.replay([*journal, event(3), event(4), gift], complete=False)
+    assert machine.result == 4
+
+
+def nobody_answers_a_timer() -> None:
+    async def sleeps(ctx: Context, n: int) -> None:
+        await ctx.sleep(hours(1))
+
+    machine = bare(sleeps)
+    ends(machine, "sleep", "done")
+    assert (open_in(machine), said(machine.new)[-1]) == (["sleep"], "late sleep")
+
+
 # ---- defects ---------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +611,252 @@ def a_decision_made_at_each_load(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "on_ended", repeats)
 
 
+def cancelled_call_not_undone(patch: pytest.MonkeyPatch) -> None:
+    def withdrawn(self: Undoing, ask: Ask, _: Fact) -> None:
+        if ask.entry is not None:
+            ask.entry.scope.entries.pop(ask.path)
+
+    patch.setattr(Undoing, "withdrawn", withdrawn)
+
+
+def withdrawn_step_undone_before_it_has_settled(patch: pytest.MonkeyPatch) -> None:
+    sound = Undoing.withdrawn
+
+    def withdrawn(self: Undoing, ask: Ask, fact: Fact) -> None:
+        sound(self, ask, fact)
+        if ask.entry is not None:
+            ask.entry.settling = False
+
+    patch.setattr(Undoing, "withdrawn", withdrawn)
+
+
+def fork_joined_before_its_branches(patch: pytest.MonkeyPatch) -> None:
+    sound = Fork.over
+
+    def over(self: Fork, kid: Branch, value: Json, error: BaseException | None) -> bool:
+        decides = sound(self, kid, value, error)
+        if decides:
+            for other in list(self.running.values()):
+                other.over = other.told = True
+            self.running.clear()
+        return decides
+
+    patch.setattr(Fork, "over", over)
+
+
+def fork_joined_twice(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._join  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def join(self: Machine, fork: Fork) -> None:
+        fork.joined = False
+        sound(self, fork)
+
+    patch.setattr(Machine, "_join", join)
+
+
+def error_does_not_stop_the_others(patch: pytest.MonkeyPatch) -> None:
+    sound = Fork.over
+
+    def over(self: Fork, kid: Branch, value: Json, error: BaseException | None) -> bool:
+        return sound(self, kid, value, error) and error is None
+
+    patch.setattr(Fork, "over", over)
+
+
+def loser_not_undone(patch: pytest.MonkeyPatch) -> None:
+    sound = Fork.start
+
+    def start(self: Fork, branch: Branch, path: str) -> list[Branch]:
+        kids = sound(self, branch, path)
+        for kid in kids:
+            kid.scope, kid.scoped = branch.scope, False
+        return kids
+
+    patch.setattr(Fork, "start", start)
+
+
+def winner_forgotten(patch: pytest.MonkeyPatch) -> None:
+    sound = Scope.merge
+
+    def merge(self: Scope) -> None:
+        if self.depth > 1:
+            self.entries.clear()
+        sound(self)
+
+    patch.setattr(Scope, "merge", merge)
+
+
+def deaf_loser_kept(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._ended  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def ended(self: Machine, branch: Branch, value: Json, error: BaseException | None) -> None:
+        branch.told = branch.told and error is not None
+        sound(self, branch, value, error)
+
+    patch.setattr(Machine, "_ended", ended)
+
+
+def cancelled_thrown_twice(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._stop_branch  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def stop(self: Machine, branch: Branch, reason: str) -> None:
+        branch.told = False
+        sound(self, branch, reason)
+
+    patch.setattr(Machine, "_stop_branch", stop)
+
+
+def cancel_during_undo_not_shielded(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._unwind  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def unwind(self: Machine, scope: Scope, branch: Branch) -> None:
+        sound(self, scope, branch)
+        branch.shielded = False
+
+    patch.setattr(Machine, "_unwind", unwind)
+
+
+def cancel_forgotten_at_the_end_of_a_scope(patch: pytest.MonkeyPatch) -> None:
+    sound = Saga.__aexit__
+
+    async def leave(self: Saga, kind: Any, error: BaseException | None, trace: object) -> None:
+        branch = self._machine.here()  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        pending, branch.pending = branch.pending, None
+        await sound(self, kind, error, trace)
+        branch.pending = pending
+
+    patch.setattr(Saga, "__aexit__", leave)
+
+
+def path_that_depends_on_where_a_stop_met_it(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._interrupt  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def interrupt(self: Machine, branch: Branch, request: object) -> None:
+        sound(self, branch, request if isinstance(request, Fork) else None)
+
+    patch.setattr(Machine, "_interrupt", interrupt)
+
+
+def branches_that_share_their_count(patch: pytest.MonkeyPatch) -> None:
+    counts: dict[str, int] = {}
+
+    def inside(_: str) -> Frame:
+        frame = Frame("all/")
+        frame.counts = counts
+        return frame
+
+    patch.setattr(Frame, "inside", inside)
+
+
+def rank_by_asking(patch: pytest.MonkeyPatch) -> None:
+    sound = Undoing.ended
+
+    def ended(self: Undoing, ask: Ask, fact: Fact, outcome: str) -> None:
+        sound(self, ask, fact, outcome)
+        if ask.entry is not None:
+            ask.entry.rank = ask.position
+
+    patch.setattr(Undoing, "ended", ended)
+
+
+def pivot_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def pivot(_self: Undoing, _scope: Scope) -> None: ...
+
+    patch.setattr(Undoing, "pivot", pivot)
+
+
+def pivot_of_the_inner_scope_only(patch: pytest.MonkeyPatch) -> None:
+    def around(self: Scope) -> Iterator[Scope]:
+        yield self
+
+    patch.setattr(Scope, "around", around)
+
+
+def undoing_that_cannot_be_given_up(patch: pytest.MonkeyPatch) -> None:
+    def give_up(_: Undoing) -> list[Branch]:
+        return []
+
+    patch.setattr(Undoing, "give_up", give_up)
+
+
+def undoing_that_does_not_wait_for_a_person(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._next_undo  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def eager(self: Machine) -> None:
+        failed = self.undoing.current if self.held is not None else None
+        if failed is not None:
+            self._needs.clear()  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+            self._go_on(self.undoing.over(failed, stands=True))  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        sound(self)
+
+    patch.setattr(Machine, "_next_undo", eager)
+
+
+def stopped_turn_that_takes_messages_back(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._forget_beyond  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def forget(self: Machine, position: int, kept: int) -> None:
+        back = list(self.taken_back)
+        sound(self, position, kept)
+        self.taken_back = back
+
+    patch.setattr(Machine, "_forget_beyond", forget)
+
+
+def event_given_twice(patch: pytest.MonkeyPatch) -> None:
+    def take(self: Buffer, position: int) -> Fact:
+        return next(event for event in self if event.position == position)
+
+    patch.setattr(Buffer, "take", take)
+
+
+def newest_event_first(patch: pytest.MonkeyPatch) -> None:
+    sound = Buffer.__iter__
+
+    def newest_first(self: Buffer) -> Iterator[Fact]:
+        return reversed(list(sound(self)))
+
+    patch.setattr(Buffer, "__iter__", newest_first)
+
+
+def newest_wait_first(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._gift  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def gift(self: Machine) -> tuple[str, dict[str, Json]] | None:
+        asks, self.open = self.open, dict(reversed(self.open.items()))
+        found = sound(self)
+        self.open = asks
+        return found
+
+    patch.setattr(Machine, "_gift", gift)
+
+
+def withdrawn_wait_consumes(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._withdraw  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def withdraw(self: Machine, ask: Ask) -> None:
+        sound(self, ask)
+        for event in list(self._buffer):  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+            if ask.is_event and event.data["type"] == ask.args["type"]:
+                self._buffer.take(event.position)  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    patch.setattr(Machine, "_withdraw", withdraw)
+
+
+def gift_computed_again_in_replay(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine._event_of  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+
+    def event_of(self: Machine, fact: Fact) -> Json:
+        oldest = next(iter(self._buffer)).position  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        return sound(self, Fact(fact.position, fact.kind, fact.path, {"of": oldest}, fact.at))
+
+    patch.setattr(Machine, "_event_of", event_of)
+
+
+def timer_that_a_reply_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine_module, "MAY_HAVE_ACTED", frozenset({"call", "step", "undo", "timer"}))
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (undo_forward, a_refusal_undoes_what_was_done_in_reverse),
     (refused_step_undone, a_refusal_undoes_what_was_done_in_reverse),
@@ -249,6 +867,31 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (replay_that_does_not_compare_kinds, another_kind_of_ask_is_found_in_replay),
     (a_path_used_twice, a_refusal_undoes_what_was_done_in_reverse),
     (a_decision_made_at_each_load, a_lost_step_ends_once),
+    (cancelled_call_not_undone, a_call_under_way_that_is_cancelled_is_undone),
+    (withdrawn_step_undone_before_it_has_settled, what_is_withdrawn_is_undone_after_it_has_settled),
+    (fork_joined_before_its_branches, a_fork_waits_for_the_cleanup_of_what_it_stopped),
+    (fork_joined_twice, a_fork_whose_first_branch_fails_at_once_is_joined_once),
+    (error_does_not_stop_the_others, an_error_in_all_stops_the_others),
+    (loser_not_undone, what_a_loser_did_is_undone_and_what_the_winner_did_is_kept),
+    (winner_forgotten, what_a_loser_did_is_undone_and_what_the_winner_did_is_kept),
+    (deaf_loser_kept, a_loser_that_does_not_listen_is_undone_too),
+    (cancelled_thrown_twice, a_second_cancel_leaves_the_cleanup_alone),
+    (cancel_during_undo_not_shielded, a_cancel_that_comes_while_it_is_undone_waits),
+    (cancel_forgotten_at_the_end_of_a_scope, a_cancel_meets_who_is_being_resumed_at_the_end_of_its_scope),
+    (path_that_depends_on_where_a_stop_met_it, a_path_is_the_same_wherever_its_branch_was_stopped),
+    (branches_that_share_their_count, branches_count_their_names_apart),
+    (rank_by_asking, the_last_that_ended_is_undone_first_though_it_was_asked_first),
+    (pivot_forgotten, what_was_done_before_a_pivot_stands_in_all_scopes_around),
+    (pivot_of_the_inner_scope_only, what_was_done_before_a_pivot_stands_in_all_scopes_around),
+    (undoing_that_cannot_be_given_up, nothing_more_is_undone_when_nobody_wants_it),
+    (undoing_that_does_not_wait_for_a_person, nothing_more_is_undone_while_a_person_is_asked),
+    (stopped_turn_that_takes_messages_back, nothing_follows_from_a_turn_that_was_stopped),
+    (event_given_twice, an_event_goes_to_one_of_two_that_wait),
+    (newest_event_first, the_oldest_event_goes_first),
+    (newest_wait_first, who_has_waited_longest_gets_it),
+    (withdrawn_wait_consumes, a_wait_that_was_withdrawn_leaves_the_event_to_the_next),
+    (gift_computed_again_in_replay, a_recorded_gift_is_what_the_journal_says),
+    (timer_that_a_reply_ends, nobody_answers_a_timer),
 ]
 
 
@@ -262,3 +905,10 @@ def test_a_planted_defect_fails_its_example(
 
     with pytest.raises(AssertionError):
         example()
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    yield
+    while MACHINES:
+        MACHINES.pop().evict()
