@@ -27,17 +27,23 @@ EXAMPLES_IN_PROOF: Final = 2_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
 Property = Callable[[Node, bytes], None]
-PROPERTIES: Final[list[Property]] = []
+PROPERTIES: Final[dict[Property, st.SearchStrategy[Node]]] = {}
+"""What is true, and of which programs."""
 
 
 def in_every_world(holds: Property) -> Callable[..., None]:
-    PROPERTIES.append(holds)
-    return searched(holds, examples=EXAMPLES)
+    PROPERTIES[holds] = trees()
+    return searched(holds, trees(), examples=EXAMPLES)
 
 
-def searched(holds: Property, *, examples: int) -> Callable[..., None]:
+def in_every_order(holds: Property) -> Callable[..., None]:
+    PROPERTIES[holds] = patient_trees()
+    return searched(holds, patient_trees(), examples=EXAMPLES)
+
+
+def searched(holds: Property, programs: st.SearchStrategy[Node], *, examples: int) -> Callable[..., None]:
     search = settings(max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False)
-    return search(given(tree=trees(), choices=st.binary(min_size=120, max_size=120))(holds))
+    return search(given(tree=programs, choices=st.binary(min_size=120, max_size=120))(holds))
 
 
 def what_follows(journal: Sequence[Fact], length: int) -> tuple[list[Fact], bool]:
@@ -200,12 +206,11 @@ def test_a_finished_execution_has_nothing_open(tree: Node, choices: bytes) -> No
     )
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, print_blob=False)
-@given(tree=patient_trees(), one=st.binary(max_size=60), other=st.binary(max_size=60))
+@in_every_order
 def test_what_is_asked_and_undone_does_not_depend_on_the_order_of_the_answers(
-    tree: Node, one: bytes, other: bytes
+    tree: Node, choices: bytes
 ) -> None:
-    first, second = answered(tree, one), answered(tree, other)
+    first, second = answered(tree, choices[:60]), answered(tree, choices[60:])
 
     assert asked_in(first) == asked_in(second)
     assert first[-1].data["kind"] == second[-1].data["kind"]
@@ -246,7 +251,8 @@ def test_in_many_more_worlds(holds: Property, evidence: Evidence) -> None:
         evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF} worlds")
         holds(tree, choices)
 
-    seed(holds.__name__)(searched(counted, examples=EXAMPLES_IN_PROOF))()  # for each property other worlds
+    search = searched(counted, PROPERTIES[holds], examples=EXAMPLES_IN_PROOF)
+    seed(holds.__name__)(search)()  # for each property other worlds
 
     assert worlds >= EXAMPLES_IN_PROOF
     evidence.did(f"{worlds} worlds, {facts} facts")
