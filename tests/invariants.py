@@ -11,16 +11,26 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+PUT_OFF: Final[LiteralString] = """
+    (wake_at > clock_timestamp()
+     and exists (select 1 from waypost.journal j
+                  where (j.tenant_id, j.execution_id, j.position) = (e.tenant_id, e.execution_id, e.position)
+                    and j.kind = 'orphaned'))
+"""
+"""What was taken over again and again waits a while, with its mail unread."""
+
 INVARIANTS: Final[dict[str, LiteralString]] = {
-    "lost wake-up": """
-        select execution_id from waypost.execution
+    "lost wake-up": f"""
+        select execution_id from waypost.execution e
          where status = 'open' and owner is null and mail_received > mail_read
            and (wake_at is null or wake_at > clock_timestamp())
+           and {PUT_OFF} is not true
     """,
-    "lost order": """
-        select execution_id from waypost.execution
+    "lost order": f"""
+        select execution_id from waypost.execution e
          where status in ('paused', 'held') and owner is null and orders_received > orders_read
            and (wake_at is null or wake_at > clock_timestamp())
+           and {PUT_OFF} is not true
     """,
     "woken while paused": """
         select execution_id from waypost.execution

@@ -20,18 +20,17 @@ from tests.store.world import (
     Program,
     asked,
     claim_message,
+    closed,
     commit,
     event,
     expire_claims,
     held,
     message,
     posted,
-    race,
     reply,
     rows,
-    settle,
-    state_of,
     until_blocked,
+    wait,
 )
 
 pytestmark = pytest.mark.postgres
@@ -149,37 +148,33 @@ async def test_event_keys_are_locked_in_one_order(conn: Connection, dsn: str, or
         await waiting
 
 
-async def test_a_claim_that_was_taken_anew_is_not_expired_for_the_old_one(
-    conn: Connection, dsn: str, pair: Pair
+async def held_and_waiting(conn: Connection) -> Held:
+    """An execution in a worker's hands that has an open wait at `a`."""
+    holder = await held(conn)
+    assert await commit(conn, holder, holder.turn(waits=[wait("a")], release=False))
+    holder.position += 1
+    return holder
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["registers", "closes"])
+async def test_a_commit_that_waits_for_an_event_key_holds_no_row(
+    conn: Connection, dsn: str, *, closes: bool
 ) -> None:
-    """The expiry saw a claim that was over. While it waited, that try was settled and a new one begun."""
-
-    async def settle_and_claim(c: Connection) -> UUID | None:
-        await settle(c, pair.to_low, pair.tokens[0], "retry")
-        return await claim_message(c, pair.to_low)
-
-    token, expired = await race(dsn, settle_and_claim, expire_claims)
-
-    assert token is not None
-    assert expired == 1, "the other message's claim was over"
-    assert await state_of(conn, pair.to_low) == "sending"
-    assert await state_of(conn, pair.to_high) == "due"
-
-
-@pytest.mark.parametrize("name", ["post_mail", "settle", "expire_claims"])
-async def test_a_turn_that_takes_back_never_deadlocks(
-    conn: Connection, dsn: str, pair: Pair, name: str
-) -> None:
-    """The turn has locked its rows and not yet its messages when the other one comes."""
-    programs = everybody(pair)
-    both = [pair.low.execution, pair.high.execution]
+    holder = await held_and_waiting(conn)
+    turn = (
+        holder.turn(closes=[closed("a", was_open=True)], guard=0)
+        if closes
+        else holder.turn(waits=[wait("b")])
+    )
     async with (
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as observer,
     ):
         async with conn.transaction():
-            await conn.execute("select waypost.lock_rows(array[1, 1], %s)", (both,))
-            waiting = asyncio.ensure_future(programs[name](other))
-            await until_blocked(observer, other, by=conn, unless=waiting)
-            assert len(await programs["commit"](conn)) == 2
-        await waiting
+            await conn.execute("select waypost.lock_keys(array[1], array['paid'], array['k'])")
+            blocked = asyncio.ensure_future(commit(other, holder, turn))
+            await until_blocked(observer, other, by=conn, unless=blocked)
+
+            await conn.execute("select 1 from waypost.execution for no key update nowait")
+            await conn.execute("select 1 from waypost.wait for no key update nowait")
+        assert await blocked

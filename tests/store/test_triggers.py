@@ -22,7 +22,6 @@ from tests.store.world import (
     Start,
     a_few_rows_read,
     asked,
-    begun,
     claim,
     commit,
     event,
@@ -31,12 +30,9 @@ from tests.store.world import (
     is_due,
     mail_of,
     message,
-    order,
     posted,
-    race,
     reply,
     rows,
-    run,
     start,
     until_blocked,
     wait,
@@ -47,7 +43,6 @@ from tests.store.world import (
 
 pytestmark = pytest.mark.postgres
 
-BOTH = pytest.mark.parametrize("reverse", [False, True], ids=["as named", "reversed"])
 ORDER = Definition("order", "1", on="paid")
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -454,56 +449,6 @@ def paid(event_id: str, order_id: str) -> MailItem:
     return event(event_id, key=event_id, data=json.dumps({"order": order_id}))
 
 
-@BOTH
-async def test_receivers_with_crossed_keys_do_not_deadlock(
-    conn: Connection, dsn: str, *, reverse: bool
-) -> None:
-    await definitions.publish(conn, [BY_ORDER])
-
-    await run(
-        dsn,
-        lambda c: posted(c, paid("a1", "o1"), paid("a2", "o2")),
-        lambda c: posted(c, paid("b2", "o2"), paid("b1", "o1")),
-        reverse=reverse,
-    )
-
-    assert {key for _, key in await started(conn)} == {"o1", "o2"}
-    first = "b" if reverse else "a"
-    assert await rows(conn, "select event_id from waypost.inbox where taken order by 1") == [
-        (f"{first}1",),
-        (f"{first}2",),
-    ]
-
-
-@BOTH
-async def test_events_and_callers_with_crossed_keys_do_not_deadlock(
-    conn: Connection, dsn: str, *, reverse: bool
-) -> None:
-    await definitions.publish(conn, [BY_ORDER])
-
-    _, found = await run(
-        dsn,
-        lambda c: posted(c, paid("a2", "o2"), paid("a1", "o1")),
-        lambda c: start(c, Start(key="o1"), Start(key="o2")),
-        reverse=reverse,
-    )
-
-    assert [outcome for outcome, _ in found] == ["started" if reverse else "conflict"] * 2
-    assert len(await started(conn)) == 2
-    assert await rows(conn, "select count(*) from waypost.inbox where taken") == [(0 if reverse else 2,)]
-
-
-async def test_an_event_starts_what_was_rolled_back(conn: Connection, dsn: str) -> None:
-    await definitions.publish(conn, [BY_ORDER])
-
-    await race(
-        dsn, lambda c: posted(c, paid("a1", "o1")), lambda c: posted(c, paid("b1", "o1")), roll_back=True
-    )
-
-    assert [key for _, key in await started(conn)] == ["o1"]
-    assert await rows(conn, "select event_id, taken from waypost.inbox") == [("b1", True)]
-
-
 async def test_who_waits_for_a_business_key_holds_no_message(conn: Connection, dsn: str) -> None:
     """One batch starts an execution and ends a message by its reply: rows, then new executions, then messages."""
     await definitions.publish(conn, [BY_ORDER])
@@ -542,21 +487,3 @@ async def test_who_waits_for_a_row_has_created_nothing(conn: Connection, dsn: st
             assert outcome == "started", "nobody else holds the key"
         await blocked
     assert await mail_of(conn, execution) == ["event a1"]
-
-
-async def test_an_order_that_is_told_it_matches_nothing_reaches_nobody(conn: Connection, dsn: str) -> None:
-    """Its execution is created while the batch waits: after the order was answered, before it is addressed."""
-    known, unknown = await begun(conn), UUID(int=7)
-    async with (
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as observer,
-    ):
-        async with conn.transaction():
-            await posted(conn, order("o2", known))
-            blocked = asyncio.ensure_future(posted(other, order("o1", unknown), order("o2", known)))
-            await until_blocked(observer, other, by=conn, unless=blocked)
-            await start(observer, Start(execution=unknown))
-        got = await blocked
-
-    assert [(one.outcome, one.answer) for one in got] == [("stored", "unmatched"), ("duplicate", "mail")]
-    assert await mail_of(conn, unknown) == []

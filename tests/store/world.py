@@ -427,30 +427,6 @@ async def a_few_rows_read(conn: Connection) -> AsyncGenerator[None]:
 Program = Callable[[Connection], Awaitable[Any]]
 
 
-async def race(dsn: str, first: Program, second: Program, *, roll_back: bool = False) -> tuple[Any, Any]:
-    """`first` works and holds its locks; `second` is seen to wait for them; then `first` ends.
-
-    Returns what each returned. An error of `second` is raised; so is it that it never waited.
-    """
-    async with (
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as one,
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as observer,
-    ):
-        async with one.transaction(force_rollback=roll_back):
-            won = await first(one)
-            waiting = asyncio.ensure_future(second(other))
-            await until_blocked(observer, other, by=one, unless=waiting)
-        return won, await waiting
-
-
-async def run(dsn: str, one: Program, other: Program, *, reverse: bool) -> tuple[Any, Any]:
-    """What `one` and `other` returned, whichever was first."""
-    first, second = (other, one) if reverse else (one, other)
-    won, lost = await race(dsn, first, second)
-    return (lost, won) if reverse else (won, lost)
-
-
 async def until_blocked(
     observer: Connection, conn: Connection, *, by: Connection, unless: asyncio.Future[Any]
 ) -> None:

@@ -1,0 +1,12 @@
+"""All races, by name: importing the modules that tell them registers them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.explorer import of_mail, of_messages, of_owners, of_triggers, of_waits
+from tests.explorer.races import REGISTERED, Race
+
+MODULES: Final = (of_mail, of_messages, of_owners, of_triggers, of_waits)
+
+RACES: Final[dict[str, Race]] = REGISTERED
