@@ -120,10 +120,10 @@ class Worker:
 
     async def _incarnation(self, stop: asyncio.Event) -> None:
         """The life of one worker row: from its registration until stopped, or until its lease is lost."""
-        me = str(uuid4())
-        granted = await self._register(me, stop)
-        if granted is None:
+        registered = await self._register(stop)
+        if registered is None:
             return
+        me, granted = registered
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
 
@@ -170,10 +170,15 @@ class Worker:
                 await workers.retire(conn, me=me)
         self._observer.saw("worker lost its lease" if lost.is_set() else "worker stopped", worker=me)
 
-    async def _register(self, me: str, stop: asyncio.Event) -> float | None:
-        """The moment from which the lease counts (monotonic seconds); None when asked to stop before."""
+    async def _register(self, stop: asyncio.Event) -> tuple[str, float] | None:
+        """Our identity, and the moment from which its lease counts (monotonic seconds); None when asked to stop
+        before.
+
+        Each try is another identity: one whose answer was lost may be registered, and is buried after its lease.
+        """
         failures = 0
         while not stop.is_set():
+            me = str(uuid4())
             try:
                 async with self._pool.connection() as conn:
                     await check_settings(conn)
@@ -183,7 +188,7 @@ class Worker:
                     await workers.register(
                         conn, me=me, lease=self._span, host=socket.gethostname(), definitions=names
                     )
-                    return sent
+                    return me, sent
             except AWAY as error:
                 if isinstance(error, psycopg.Error) and not is_transient(error):
                     raise

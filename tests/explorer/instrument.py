@@ -23,8 +23,8 @@ STOP: Final = re.compile(
 NAME: Final = re.compile(r"[a-z][a-z ]*[a-z]")
 
 GATE_CLASS: Final = 7_000
-"""Of the advisory locks that are gates, as in `explorer.stop`. Locks of two integers are apart from those of one, such as
-event keys."""
+"""Of the advisory locks that are gates, as in `explorer.stop`. Locks of two integers are apart from those of one,
+such as event keys."""
 
 GATES: Final[LiteralString] = """
     create schema explorer;

@@ -1,0 +1,110 @@
+"""The flows whose every commit is killed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel
+
+from orchestrator import Context, OutcomeUnknown, Retry, StepRefused, hours, local, seconds, workflow
+from orchestrator.engine.attempt import attempt
+from tests.crash.contracts import Announced, Carrier, Charge, Collected, Lost, Reserve, Ship, Shipped, Tell
+from tests.crash.witness import act
+
+NAP: Final = seconds(0.3)
+OFTEN: Final = Retry(attempts=20, first=seconds(0.05), factor=1.0)
+"""A worker that is killed uses up a try."""
+
+
+class Order(BaseModel):
+    id: str
+    carrier: Carrier = Carrier.TAKES
+    busy: bool = False
+    jammed: bool = False
+
+
+class Receipt(BaseModel):
+    weight: int
+    label: str
+    charge: str
+    tracking: str
+
+
+@workflow(name="parcel", version="1")
+async def parcel(ctx: Context, order: Order) -> Receipt:
+    """Every kind of step, and an undo for most of them."""
+    weight = await ctx.step(weigh, order.id, undo=local(unweigh, order.id), retry=OFTEN)
+    label = await ctx.step(print_label, order.id, weight, retry=OFTEN)
+    reserve = Reserve(order=order.id, jammed=order.jammed)
+    await ctx.call(reserve, undo=reserve.release)
+    charge = Charge(order=order.id, busy=order.busy)
+    paid = await ctx.call(charge, undo=charge.refund)
+    await ctx.sleep(NAP, name="nap")
+    shipped = await ctx.call(Ship(order=order.id, carrier=order.carrier, busy=order.busy))
+    return Receipt(weight=weight, label=label, charge=paid.charge, tracking=shipped.tracking)
+
+
+@workflow(name="notice", version="1")
+async def notice(ctx: Context, order: Order) -> str:
+    """A customer is told, at most once."""
+    try:
+        await ctx.call(Tell(order=order.id), unknown="raise")
+    except StepRefused:
+        return "not told"
+    except OutcomeUnknown:
+        return "nobody knows"
+    return "told"
+
+
+@workflow(name="together", version="1")
+async def together(ctx: Context, order: Order) -> str:
+    """Two services and an event side by side, then a race that the event never wins."""
+    reserve = Reserve(order=order.id, jammed=order.jammed)
+    charge = Charge(order=order.id, busy=order.busy)
+    await ctx.all(
+        ctx.call(reserve, undo=reserve.release),
+        ctx.call(charge, undo=charge.refund),
+        ctx.event(Collected, key=order.id),
+    )
+    ship = Ship(order=order.id, carrier=order.carrier, busy=order.busy)
+    shipped = await ctx.first(ctx.call(ship), ctx.event(Lost, key=order.id))
+    return shipped.tracking if isinstance(shipped, Shipped) else "lost"
+
+
+@workflow(name="cancelled", version="1")
+async def cancelled(ctx: Context, order: Order) -> None:
+    """Waits for what never comes, until somebody cancels it."""
+    reserve = Reserve(order=order.id, jammed=order.jammed)
+    await ctx.call(reserve, undo=reserve.release)
+    try:
+        await ctx.all(ctx.event(Lost, key=order.id), ctx.sleep(hours(1), name="nap"))
+    finally:
+        await ctx.step(sweep, order.id, retry=OFTEN)
+
+
+@workflow(name="pickup", version="1", on=Announced, key="order")
+async def pickup(ctx: Context, announced: Announced) -> str:
+    """An event starts it."""
+    reserved = await ctx.call(Reserve(order=announced.order, jammed=False))
+    return reserved.reservation
+
+
+def weigh(_order: str) -> int:
+    act(attempt().key, "weighed")
+    return 42
+
+
+def unweigh(_order: str) -> None:
+    act(attempt().key, "unweighed")
+
+
+def print_label(order: str, weight: int) -> str:
+    """The printer has no paper at first."""
+    if attempt().number == 1:
+        raise RuntimeError("no paper")
+    act(attempt().key, "printed")
+    return f"{order}: {weight} g"
+
+
+def sweep(_order: str) -> None:
+    act(attempt().key, "swept")

@@ -1,0 +1,98 @@
+"""A process dies right before or right after anything that it commits, sends or answers; or it goes on, and the
+database's answer to its commit does not reach it. Nothing is lost by it, and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.crash import statements
+from tests.crash.points import SERVICES_OWN, Point
+from tests.crash.scenarios import REFUSED, SCENARIOS
+from tests.crash.stand import stands
+from tests.crash.survey import COMMIT, DEATHS, crash, survey
+from tests.evidence import Evidence
+
+STANDS: Final = 4
+"""Deployments at once: most of the time each waits for a lease to end."""
+
+ELSEWHERE: Final = "tests/crash/test_crashed_commands.py"
+NOT_HERE: Final = {
+    "migrations.runner.BOOTSTRAP": ELSEWHERE,
+    "migrations.runner.RECORD": ELSEWHERE,
+    "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
+    "orchestrator.store.registry.ADD_SENDER": ELSEWHERE,
+    "orchestrator.store.registry.FORGET_SECRETS": ELSEWHERE,
+    "orchestrator.store.registry.REPLACE_ENDPOINT": ELSEWHERE,
+    "orchestrator.store.registry.REPLACE_SENDER": ELSEWHERE,
+    "orchestrator.store.registry.SEAL": ELSEWHERE,
+    "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
+    "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
+    "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
+}
+"""Statements that write, and that a deployment does not come to when it serves orders; with where, or why."""
+
+TELLING: Final = (
+    Point("client", "commit", "orchestrator.store.starts.START", "", "after"),
+    Point("worker", "commit", "orchestrator.store.workers.REGISTER", "", "lost"),
+    Point("worker", "commit", COMMIT, "ended charge", "before"),
+    Point("worker", "commit", COMMIT, "ended reserve", "lost"),
+    Point("relay", "commit", "relay.outbox.CLAIM", "stock.reserve", "lost"),
+    Point("relay", "send", "relay.wire.Wire.send", "bank.charge", "sent"),
+    Point("receiver", "commit", "receiver.inbox.POST", "stock.reserve.done", "after"),
+    Point("stock", "commit", "receiver.memory.SETTLE", "stock.reserve", "before"),
+)
+"""Those at which an engine that is careless loses something, or does it twice."""
+
+
+async def test_every_commit_send_and_answer_of_ours_is_a_crash_point(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with stands(cluster, tmp_path, STANDS) as some:
+        found = await survey(some, SCENARIOS, deaths=DEATHS)
+
+    points = {place.point for place in found.places}
+    commits = [point for point in points if point.door == "commit"]
+    passed = {name: whens(commits, name) for point in commits for name in point.name.split("+")}
+    assert {*passed} == statements.committing() - {*NOT_HERE}
+    for name, found_whens in passed.items():
+        assert found_whens == {"before", "after"} | (set() if name.startswith(SERVICES_OWN) else {"lost"}), (
+            name
+        )
+    assert {point.name for point in points if point.door == "send"} == statements.sending()
+    assert {point.part for point in points if point.door == "answer"} == {"receiver", "stock", "bank"}
+
+
+def whens(commits: list[Point], name: str) -> set[str]:
+    return {point.when for point in commits if name in point.name.split("+")}
+
+
+async def test_at_the_most_telling_points_a_death_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    async with stands(cluster, tmp_path, STANDS) as some:
+        found = await survey(some, [REFUSED], deaths=())
+        places = [place for place in found.places if place.point in TELLING]
+        wrong = await crash(some, places, found.outcomes)
+
+    assert {place.point for place in places} == {*TELLING}
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("parts", ["relay", "worker", "stock bank", "receiver client"])
+async def test_wherever_a_process_dies_all_ends_as_if_it_had_not(
+    cluster: Cluster, tmp_path: Path, parts: str, evidence: Evidence
+) -> None:
+    async with stands(cluster, tmp_path, STANDS) as some:
+        found = await survey(some, SCENARIOS, deaths=DEATHS)
+        places = [place for place in found.places if place.point.part in parts.split()]
+        died: Counter[str] = Counter()
+        wrong = await crash(some, places, found.outcomes, died=died, goes_on=evidence.goes_on)
+
+    evidence.did(f"{died.total()} of {len(places)} points of {parts}: {dict(sorted(died.items()))}")
+    assert {place.point.part for place in places} == {*parts.split()}
+    assert not wrong, "\n".join(wrong)

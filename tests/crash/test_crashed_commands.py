@@ -1,0 +1,164 @@
+"""The commands that prepare a deployment die at any of their commits. Given again, they come to the same end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import psycopg
+import pytest
+
+from contracts.signature import Secret
+from contracts.vault import Vault, secret_context
+from migrations import runner
+from tests.cluster import TEMPLATE, Cluster
+from tests.crash.desk import CLIENT, Desk, desk
+from tests.crash.points import Point
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+URL: Final = "https://bank.example/waypost"
+
+
+def all_of(passed: Sequence[Point]) -> list[Point]:
+    """The points that a command passed, and those where the answer to one of its commits is lost."""
+    found = list(dict.fromkeys(passed))
+    return [*found, *(lost for point in found for lost in point.lost())]
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["new", "replaced"])
+@pytest.mark.parametrize(("kind", "words"), [("endpoint", [URL]), ("sender", [])], ids=["endpoint", "sender"])
+async def test_who_registers_again_after_a_crash_has_one_name_and_one_secret(
+    dsn: str, conn: Connection, tmp_path: Path, kind: str, words: list[str], *, replace: bool
+) -> None:
+    async with desk(dsn, tmp_path / "desk") as it:
+        points = await passed_by(it, kind, words, name="undisturbed", replace=replace)
+        for number, point in enumerate(points):
+            name = f"name-{number}"
+            if replace:
+                assert await it.say(kind, "add", name, *words) == 0
+            again = ["--replace"] if replace else []
+
+            it.arm(point)
+            assert await it.say(kind, "add", name, *words, *again) != 0
+            assert it.fired(point)
+            if await it.say(kind, "add", name, *words, *again) != 0:
+                assert await it.say(kind, "add", name, *words, "--replace") == 0
+
+            printed = Secret.parse(it.said(CLIENT).splitlines()[-1])
+            assert await secrets_of(conn, it, kind, name) == [printed], point
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+
+
+async def passed_by(it: Desk, kind: str, words: list[str], *, name: str, replace: bool) -> list[Point]:
+    """The points of a registration, and those at which its answer is lost."""
+    if replace:
+        assert await it.say(kind, "add", name, *words) == 0
+    before = len(it.passed(CLIENT))
+    assert await it.say(kind, "add", name, *words, *(["--replace"] if replace else [])) == 0
+    return all_of(it.passed(CLIENT)[before:])
+
+
+async def test_who_changes_a_sender_again_after_a_crash_has_changed_it(
+    dsn: str, conn: Connection, tmp_path: Path
+) -> None:
+    async with desk(dsn, tmp_path / "desk") as it:
+        assert await it.say("sender", "add", "undisturbed") == 0
+        before = len(it.passed(CLIENT))
+        assert await it.say("sender", "set", "undisturbed", "--binary") == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            name = f"name-{number}"
+            assert await it.say("sender", "add", name) == 0
+            it.arm(point)
+            assert await it.say("sender", "set", name, "--binary") != 0
+            assert it.fired(point)
+            assert await it.say("sender", "set", name, "--binary") == 0
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select count(*) from waypost.sender where binary_mode")
+    assert await cursor.fetchone() == (1 + len(points),)
+
+
+SECRETS: Final[LiteralString] = """
+    select key_id, nonce, ciphertext
+      from waypost.secret
+     where owner_kind = %s
+       and owner_name = %s
+"""
+
+
+async def secrets_of(conn: Connection, it: Desk, kind: str, name: str) -> list[Secret]:
+    """What is registered under a name, opened."""
+    vault = Vault.from_text(it.environment["WAYPOST_SECRET_KEY"])
+    rows = await (await conn.execute(SECRETS, (kind, name))).fetchall()
+    found: list[Secret] = []
+    for key_id, nonce, ciphertext in rows:
+        owner = secret_context(tenant=1, owner_kind=kind, owner_name=name, key_id=key_id)
+        found.append(Secret.of(vault.open(ciphertext, nonce=nonce, associated=owner)))
+    return found
+
+
+async def test_who_migrates_again_after_a_crash_has_the_same_database(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with empty(cluster, tmp_path / "undisturbed") as it:
+        assert await it.say("migrate") == 0
+        points = all_of(it.passed(CLIENT))
+    whole = await shape_of(cluster.dsn(TEMPLATE))
+
+    for number, point in enumerate(points):
+        async with empty(cluster, tmp_path / str(number)) as it:
+            it.arm(point)
+            assert await it.say("migrate") != 0
+            assert it.fired(point)
+            assert await it.say("migrate") == 0
+            assert await shape_of(it.environment["WAYPOST_DATABASE_URL"]) == whole, point
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    assert {point.about for point in points} == {migration.name for migration in runner.discover()}
+
+
+@asynccontextmanager
+async def empty(cluster: Cluster, folder: Path) -> AsyncGenerator[Desk]:
+    """A desk before a database that nothing was ever applied to."""
+    name = cluster.create(template="template0")
+    try:
+        async with desk(cluster.dsn(name), folder) as it:
+            yield it
+    finally:
+        cluster.drop(name)
+
+
+SHAPE: Final[LiteralString] = """
+    select 'applied ' || number || ' ' || name || ' ' || sha256 from waypost.migration
+     union all
+    select 'column ' || table_name || '.' || column_name || ' ' || data_type || ' ' || is_nullable
+           || coalesce(' ' || column_default, '')
+      from information_schema.columns
+     where table_schema = 'waypost'
+     union all
+    select 'constraint ' || conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid)
+      from pg_constraint
+     where connamespace = 'waypost'::regnamespace
+     union all
+    select 'index ' || indexdef from pg_indexes where schemaname = 'waypost'
+     union all
+    select 'view ' || viewname || ' ' || definition from pg_views where schemaname = 'waypost'
+     union all
+    select 'function ' || pg_get_functiondef(oid) from pg_proc where pronamespace = 'waypost'::regnamespace
+     union all
+    select 'trigger ' || pg_get_triggerdef(oid)
+      from pg_trigger
+     where not tgisinternal
+     order by 1
+"""
+
+
+async def shape_of(dsn: str) -> list[str]:
+    """All that the scripts made, in words."""
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        return [line for (line,) in await (await conn.execute(SHAPE)).fetchall()]
