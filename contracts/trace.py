@@ -55,3 +55,20 @@ def root(key: str) -> str:
 def digest(key: str) -> str:
     """64 hex digits, of which no part that is used here is all zero in any practical world."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def segment(traceparent: str, position: int) -> str:
+    """The traceparent of the part of an execution's trace that begins at `position` of its journal."""
+    first = parse(traceparent)
+    anchor = root(f"{first.trace_id if first else traceparent}/segment/{position}")
+    return anchor if first is None or first.flags else anchor[:-2] + "00"
+
+
+def event(sender: str, source: str, identity: str) -> str:
+    """The traceparent of the trace that begins where an event of `sender` was taken in: it answers nobody."""
+    return root(f"event/{len(sender)}/{sender}/{len(source)}/{source}/{identity}")
+
+
+def hop(message: object, attempt: int) -> str:
+    """The key of the span of one try to send a message, under the span of the message."""
+    return f"{message}/{attempt}"

@@ -178,6 +178,8 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             receiver_url=settings.receiver_url,
             observer=said,
             blocked=partial(os._exit, BLOCKED_EXIT),
+            traced=watch.traced,
+            segment_gap=settings.trace_segment_gap,
         )
 
         async def lease() -> str | None:
@@ -237,6 +239,7 @@ async def relay(settings: Settings) -> None:
             observer=said,
             hint=hints.give,
             hinted=hints.event("outbox"),
+            traced=watch.traced,
         )
         async with watch.serving(found, stop):
             await work.run(stop)
@@ -261,7 +264,9 @@ async def receiver(settings: Settings) -> None:
         pool(settings, part="receiver", size=RECEIVER_CONNECTIONS) as found,
         running(Hints(settings.listen_dsn())) as hints,
     ):
-        work = Receiver(found, vault=await vault_of(settings, found), observer=said, hint=hints.give)
+        work = Receiver(
+            found, vault=await vault_of(settings, found), observer=said, hint=hints.give, traced=watch.traced
+        )
 
         async def listening() -> str | None:
             return None if work.listening else "not yet"

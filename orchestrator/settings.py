@@ -29,6 +29,7 @@ LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(minutes=10)
 HEALTH_PORTS: Final = ("worker", "relay", "receiver")
 """Who takes the first health port, the next and the one after, so that all can run on one machine."""
+SEGMENT_GAP_MIN: Final = timedelta(seconds=1)
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE
 EXECUTION_PART_BYTES: Final = len("/executions/") + 36  # what is appended to the source
 
@@ -69,6 +70,12 @@ def span(text: str) -> timedelta:
 def lease_of(text: str) -> timedelta:
     if not LEASE_MIN <= (found := span(text)) <= LEASE_MAX:
         raise ValueError(f"expected 1s to 10m, found {shown(text)}")
+    return found
+
+
+def gap_of(text: str) -> timedelta:
+    if not (found := span(text)) >= SEGMENT_GAP_MIN:
+        raise ValueError(f"expected 1s or more, found {shown(text)}")
     return found
 
 
@@ -185,6 +192,11 @@ class Settings(BaseModel):
         default=Address("127.0.0.1", 8082), alias="WAYPOST_HEALTH_ADDR"
     )
     """Of a worker. Without it a relay and a receiver take the ports that follow. None: nobody is told."""
+
+    trace_segment_gap: Annotated[timedelta | None, read(gap_of)] = Field(
+        default=None, alias="WAYPOST_TRACE_SEGMENT_GAP"
+    )
+    """After a longer pause an execution goes on in another trace. None: it has one."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:

@@ -64,7 +64,9 @@ class Worker:
 
     When its lease is lost (it was frozen, or the database was away for longer), all it owned is let go, and it
     goes on as a new worker. `blocked` is called, from a thread, when the event loop does not come back: only
-    ending the process helps then. `forgetful` is for tests: each execution is let go after each of its facts.
+    ending the process helps then. With `traced`, what it commits is marked as to be exported; after a pause of more
+    than `segment_gap` an execution goes on in another trace. `forgetful` is for tests: each execution is let go after
+    each of its facts.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Worker:
         limits: WorkerLimits | None = None,
         blocked: Callable[[], None] = lambda: None,
         forgetful: bool = False,
+        traced: bool = False,
+        segment_gap: timedelta | None = None,
     ) -> None:
         self._pool = pool
         self._flows = flows
@@ -91,8 +95,9 @@ class Worker:
         self._limits = limits or WorkerLimits()
         self._blocked = blocked
         self._forgetful = forgetful
+        self._traced = traced
         self._lease: Lease | None = None
-        self._wire = Wire(source, receiver_url)
+        self._wire = Wire(source, receiver_url, segment_gap=segment_gap)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -195,6 +200,7 @@ class Worker:
             observer=self._observer,
             hint=self._hints.give,
             wake=self._hints.event("execution").set,
+            traced=self._traced,
         )
 
         def run_step(ask: Ask, key: str) -> asyncio.Task[attempt.Result]:
@@ -224,7 +230,7 @@ class Worker:
             async with self._pool.connection() as conn:
                 for dead in await workers.bury(conn):
                     self._observer.saw("worker buried", worker=dead)
-                while taken := await workers.take_over(conn, limit=500):
+                while taken := await workers.take_over(conn, limit=500, traced=self._traced):
                     self._observer.saw("executions taken over", number=len(taken), executions=taken[:10])
                     self._hints.give("execution")
                 await workers.forget(conn)

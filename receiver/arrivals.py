@@ -18,7 +18,7 @@ class Arrival:
     """An event whose sender has proved itself.
 
     `body` is the event in structured JSON, as it is kept. `causation` is the message that this may be the reply
-    to, when it names one as we name ours.
+    to, when it names one as we name ours. `asked_at` is when its request came, in monotonic seconds.
     """
 
     sender: Sender
@@ -26,10 +26,14 @@ class Arrival:
     envelope: Envelope
     body: bytes
     causation: UUID | None
+    asked_at: float = 0.0
 
     @classmethod
-    def of(cls, sender: Sender, webhook_id: str, envelope: Envelope, body: bytes) -> Arrival:
-        return cls(sender, webhook_id, envelope, body, as_uuid(envelope.extensions.get(CAUSATION)))
+    def of(
+        cls, sender: Sender, webhook_id: str, envelope: Envelope, body: bytes, *, asked_at: float = 0.0
+    ) -> Arrival:
+        causation = as_uuid(envelope.extensions.get(CAUSATION))
+        return cls(sender, webhook_id, envelope, body, causation, asked_at)
 
 
 def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
@@ -58,6 +62,7 @@ def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
         causation=arrival.causation if asked is not None else None,
         body=arrival.body,
         traceparent=joined(envelope.extensions.get("traceparent")),
+        asked_at=arrival.asked_at,
     )
 
 

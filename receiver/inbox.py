@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString, cast
 from uuid import UUID
 
@@ -26,7 +27,8 @@ class MailItem:
     How it is addressed: a reply by `causation`, the message it answers; an event by `type` and `key`; all
     else by `execution`, with `epoch` and `path` of the ask. `data` is JSON text. `digest` tells a repetition
     from something else under the same name. In the trace of an event's `traceparent` goes on what it starts. Mail
-    that an execution caused names the fact it comes from: it is stored only if the journal has that fact.
+    that an execution caused names the fact it comes from: it is stored only if the journal has that fact. `asked_at`
+    is when its request came (monotonic seconds), for its span.
     """
 
     kind: MailKind
@@ -48,6 +50,7 @@ class MailItem:
     from_execution: UUID | None = None
     from_position: int | None = None
     from_fence: int | None = None
+    asked_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +62,56 @@ class Posted:
     answer: Answer | None
 
 
-POST: Final[LiteralString] = """
-    select outcome, inbox_id, answer
-      from waypost.post_mail(
+CALL: Final[LiteralString] = """
+    waypost.post_mail(
                %(tenants)b::int[], %(kinds)b::text[], %(senders)b::text[], %(sources)b::text[],
                %(events)b::text[], %(webhooks)b::text[], %(types)b::text[], %(keys)b::text[],
                %(digests)b::bytea[], %(datas)b::text[]::jsonb[], %(causations)b::uuid[],
                %(executions)b::uuid[], %(epochs)b::int[], %(paths)b::text[], %(bodies)b::bytea[],
                %(from_executions)b::uuid[], %(from_positions)b::bigint[], %(from_fences)b::bigint[], p_now =>
                %(now)s::timestamptz, p_trace => %(traceparents)b::text[])
-     order by item
 """
 
+POST: Final[LiteralString] = (
+    "select outcome, inbox_id, answer from "  # noqa: S608  # constants of this file
+    + CALL
+    + " order by item"
+)
 
-async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | None = None) -> list[Posted]:
+POST_TRACED: Final[LiteralString] = (
+    "with posted as materialized ("  # noqa: S608  # constants of this file
+    """
+        select item, outcome, inbox_id, answer
+          from """
+    + CALL
+    + """
+    ),
+    marks as (
+        insert into waypost.span_due (part, tenant_id, inbox_id, traceparent, took)
+        select 'receiver', t.tenant_id, posted.inbox_id, t.traceparent, t.took
+          from posted
+          join unnest(%(tenants)b::int[], %(traceparents)b::text[], %(tooks)b::interval[])
+               with ordinality as t(tenant_id, traceparent, took, item) on t.item = posted.item
+         where posted.outcome = 'stored'
+    )
+    select outcome, inbox_id, answer
+      from posted
+     order by item
+    """
+)
+
+
+async def post(
+    conn: Connection, items: Sequence[MailItem], *, traced: bool = False, now: datetime | None = None
+) -> list[Posted]:
     """Store `items`, wake who waits for them, and start what they start; the answers come in their order.
 
     In autocommit this is a transaction of its own: when it returns, the items are durable. Inside a
     transaction, keep the lock order: whoever holds execution rows posts only mail with reserved sources
     (`waypost:…`). At most 256 keys, so about 100 items. Events and items of one name in one batch are handled
-    in their order. `now` is for tests.
+    in their order. With `traced`, what is stored is marked as to be exported. `now` is for tests.
     """
-    parameters = {
+    parameters: dict[str, object] = {
         "tenants": [item.tenant for item in items],
         "kinds": [item.kind for item in items],
         "senders": [item.sender for item in items],
@@ -102,7 +133,10 @@ async def post(conn: Connection, items: Sequence[MailItem], *, now: datetime | N
         "from_fences": column(item.from_fence for item in items),
         "now": now,
     }
-    rows = await (await conn.execute(POST, parameters)).fetchall()
+    if traced:
+        clock = time.monotonic()
+        parameters["tooks"] = [timedelta(seconds=clock - item.asked_at) for item in items]
+    rows = await (await conn.execute(POST_TRACED if traced else POST, parameters)).fetchall()
     return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
 
 

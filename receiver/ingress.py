@@ -53,7 +53,7 @@ class Receiver:
     """`POST /events/{tenant}/{sender}`: signed CloudEvents in, durable mail out.
 
     `pool` is in autocommit. `hint` is called with "execution" when mail may have made one due. `clock` gives
-    seconds since 1970.
+    seconds since 1970. With `traced`, what is stored is marked as to be exported.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Receiver:
         observer: Observer | None = None,
         hint: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
+        traced: bool = False,
     ) -> None:
         self.settings = settings or ReceiverSettings()
         self.observer = observer or Silent()
@@ -72,7 +73,7 @@ class Receiver:
         self.senders = Senders(
             pool, vault=vault, settings=self.settings, observer=self.observer, clock=time.monotonic
         )
-        self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint)
+        self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint, traced=traced)
         self.at_work = 0
         self.idle = asyncio.Event()
         self.draining = False
@@ -137,12 +138,13 @@ class Receiver:
                 self.idle.set()
 
     async def _receive(self, request: web.BaseRequest) -> Posted:
+        asked_at = time.monotonic()
         name = route(request)
         proof = check_headers(request)
         body = await read(request, self.settings)
         sender = await self._authenticate(name, proof, body)
         envelope, kept = event_in(request, body, binary_mode=sender.binary_mode)
-        arrival = Arrival.of(sender, proof.message_id, envelope, kept)
+        arrival = Arrival.of(sender, proof.message_id, envelope, kept, asked_at=asked_at)
         posted = await self.intake.take(arrival)
         if posted.outcome == "stored":
             self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)

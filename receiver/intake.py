@@ -76,8 +76,10 @@ class Intake:
         settings: ReceiverSettings,
         observer: Observer,
         hint: Callable[[str], None],
+        traced: bool = False,
     ) -> None:
         self.pool = pool
+        self.traced = traced
         self.settings = settings
         self.observer = observer
         self.hint = hint
@@ -191,7 +193,7 @@ class Intake:
         if not items:
             return []
         try:
-            return await inbox.post(conn, items)
+            return await inbox.post(conn, items, traced=self.traced)
         except Exception as error:
             if not inbox.is_bad_data(error):
                 raise

@@ -33,16 +33,18 @@ not begun, and the orchestrator learns that there is nothing to undo). Where an 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -54,12 +56,17 @@ from contracts.log import JsonLines
 from contracts.messages import Command
 from contracts.observer import Observer
 from contracts.signature import Secret, verify
+from contracts.spans import has_collector
 from receiver import loop, replies
 from receiver.handlers import Delivery, Failed, Handler, Registration
 from receiver.listener import CannotListen
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
 from receiver.remembering import Remembering
 from receiver.replies import Poster, Reply
+from receiver.run import Run
+
+if TYPE_CHECKING:
+    from receiver.otlp import Spool
 
 __all__ = ["Delivery", "Failed", "Participant"]
 
@@ -119,6 +126,7 @@ class Participant:
         self._threads = ThreadPoolExecutor(RUNS_MAX, thread_name_prefix=f"{name}-run")
         self._remembering = Remembering(self._memory, name=f"{name}-memory")
         self._poster: Poster | None = None
+        self._spool: Spool | None = None
 
     def does(self, kind: type[Command[R]], /) -> Registration[R]:
         """Register the handler of a command: `handler(command)` or `handler(command, delivery)`.
@@ -171,7 +179,7 @@ class Participant:
             await runner.cleanup()
 
     async def _life(self, _: web.Application) -> AsyncGenerator[None]:
-        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        async with self._tracing(), aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
             if self._posts_to is not None:
                 url, secret = self._posts_to
                 self._poster = Poster(session, url=url, secrets=[secret], observer=self._observer)
@@ -181,6 +189,18 @@ class Participant:
         self._remembering.close()
         if over:
             self._memory.close()  # else runs go on in threads, and count as such until the process ends
+
+    @asynccontextmanager
+    async def _tracing(self) -> AsyncGenerator[None]:
+        """Export what runs do, where the environment names a collector."""
+        if not has_collector(os.environ):
+            yield
+            return
+        from receiver.otlp import Otlp, Spool  # noqa: PLC0415  # without a collector nobody needs its libraries
+
+        self._spool = Spool(Otlp(self.name), self._observer)
+        async with self._spool.running():
+            yield
 
     async def _drained(self) -> bool:
         if not self._runs:
@@ -252,6 +272,15 @@ class Participant:
         return web.Response(status=status, text=reason if status >= 300 else None, headers=headers)
 
     async def _do(self, handler: Handler, delivery: Delivery, errand: Errand) -> web.Response:
+        run = None if self._spool is None else Run.of(delivery)
+        if run is None or self._spool is None:
+            return await self._answer_to(handler, delivery, errand)
+        with run.current():
+            answer = await self._answer_to(handler, run.delivery, errand)
+        self._spool.add(run.span(answer.status))
+        return answer
+
+    async def _answer_to(self, handler: Handler, delivery: Delivery, errand: Errand) -> web.Response:
         about = {"message": delivery.message, "type": delivery.event.type, "attempt": delivery.attempt}
         try:
             body = await self._reply(handler, delivery, errand)

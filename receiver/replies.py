@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from contracts import strict_json, trace
+from contracts import strict_json
 from contracts.envelope import ABSENT, STRUCTURED, Envelope, decode_structured, encode_structured
 from contracts.errors import NotEncodable, TooLarge
 from contracts.identifiers import uuid7
@@ -71,7 +71,9 @@ def _no(command: Envelope, end: End, *, source: str, code: str, message: str, de
 
 
 def _reply(command: Envelope, end: End, *, source: str, data: Any) -> Reply:
-    """A new reply. Its id is drawn, so that a service that lost its memory contradicts no earlier one."""
+    """A new reply. Its id is drawn, so that a service that lost its memory contradicts no earlier one. It says the
+    traceparent of `command`: of the run, where runs are spans, else of the command.
+    """
     if data is not ABSENT:
         strict_json.encode(data, what=f"{end} reply to {command.type}", bytes_max=EVENT_BYTES_MAX)
     now = datetime.now(UTC)
@@ -80,7 +82,7 @@ def _reply(command: Envelope, end: End, *, source: str, data: Any) -> Reply:
     if isinstance(correlation := command.extensions.get("correlationid"), str):
         extensions["correlationid"] = correlation
     if isinstance(traceparent := command.extensions.get("traceparent"), str):
-        extensions["traceparent"] = trace.child(traceparent, identity)
+        extensions["traceparent"] = traceparent
     envelope = Envelope(
         id=identity,
         source=source,

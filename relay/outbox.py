@@ -5,17 +5,18 @@ settlement counts only under the token of its claim. What a result means for the
 `waypost.settle`, under the locks of execution and message; that it has arrived needs the message alone.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, cast
 from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from contracts import strict_json
+from contracts import strict_json, trace
 from relay.delivery import Answer, Delivered, Refused, Retry, Verdict
 from relay.replies import Reply
 
@@ -290,26 +291,53 @@ RECORD: Final[LiteralString] = """
         on conflict do nothing
 """
 
+RECORD_TRACED: Final[LiteralString] = (
+    "with kept as ("  # noqa: S608  # constants of this file
+    + RECORD
+    + """
+ returning tenant_id, message_id, attempt
+    )
+    insert into waypost.span_due (part, tenant_id, message_id, attempt, traceparent)
+    select 'relay', kept.tenant_id, kept.message_id, kept.attempt, t.traceparent
+      from kept
+      join unnest(%(tenant)s::int[], %(message)s::uuid[], %(attempt)s::int[], %(traceparent)s::text[])
+           as t(tenant_id, message_id, attempt, traceparent) using (tenant_id, message_id, attempt)
+     where t.traceparent is not null
+    """
+)
 
-async def record(conn: Connection, results: Sequence[Result]) -> None:
-    """Keep what was tried, for people to read. It comes after the settlement, which never waits for it."""
+
+async def record(conn: Connection, results: Sequence[Result], *, traced: bool = False) -> None:
+    """Keep what was tried, for people to read. It comes after the settlement, which never waits for it. With `traced`
+    it is also to be exported.
+    """
     tries = [result for result in results if result.started_at is not None]
     if not tries:
         return
-    await conn.execute(
-        RECORD,
-        {
-            "tenant": [result.message.tenant_id for result in tries],
-            "message": [result.message.message_id for result in tries],
-            "attempt": [result.message.attempt for result in tries],
-            "started": [result.started_at for result in tries],
-            "duration": [result.answer.duration for result in tries],
-            "outcome": [result.verdict.word for result in tries],
-            "status": [result.answer.status for result in tries],
-            "error": [result.answer.error_code for result in tries],
-            "response": [result.answer.body for result in tries],
-        },
-    )
+    parameters: dict[str, object] = {
+        "tenant": [result.message.tenant_id for result in tries],
+        "message": [result.message.message_id for result in tries],
+        "attempt": [result.message.attempt for result in tries],
+        "started": [result.started_at for result in tries],
+        "duration": [result.answer.duration for result in tries],
+        "outcome": [result.verdict.word for result in tries],
+        "status": [result.answer.status for result in tries],
+        "error": [result.answer.error_code for result in tries],
+        "response": [result.answer.body for result in tries],
+    }
+    if traced:
+        parameters["traceparent"] = [traceparent_in(result.message.body) for result in tries]
+    await conn.execute(RECORD_TRACED if traced else RECORD, parameters)
+
+
+def traceparent_in(body: bytes) -> str | None:
+    """The traceparent of a message; None when it has none that is valid."""
+    try:
+        event: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    found = cast("dict[str, Any]", event).get("traceparent") if isinstance(event, dict) else None
+    return found if isinstance(found, str) and trace.parse(found) else None
 
 
 EXPIRE_CLAIMS: Final[LiteralString] = """

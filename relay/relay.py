@@ -51,7 +51,8 @@ class Relay:
 
     `pool` gives connections in autocommit; three are used at a time. `hint` is called with "execution" when
     mail may have come, and `hinted` is set by whoever knows that a message is due. `clock` gives the time
-    that is signed; due times are the database's. `tls` and `resolver` are the wire's.
+    that is signed; due times are the database's. `tls` and `resolver` are the wire's. With `traced`, each try
+    is marked as to be exported.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Relay:
         clock: Callable[[], datetime] = utc_now,
         tls: ssl.SSLContext | None = None,
         resolver: AbstractResolver | None = None,
+        traced: bool = False,
     ) -> None:
         self._pool = pool
         self._settings = settings or RelaySettings()
@@ -81,7 +83,9 @@ class Relay:
             clock=time.monotonic,
             observer=self._observer,
         )
-        self._settlement = Settlement(pool, settings=self._settings, observer=self._observer, hint=self._hint)
+        self._settlement = Settlement(
+            pool, settings=self._settings, observer=self._observer, hint=self._hint, traced=traced
+        )
         self._tries: set[asyncio.Task[None]] = set()
         self._busy: Counter[EndpointKey] = Counter()
         self._freed = asyncio.Event()

@@ -34,8 +34,10 @@ class Settlement:
         settings: RelaySettings,
         observer: Observer,
         hint: Callable[[str], None],
+        traced: bool = False,
     ) -> None:
         self._pool = pool
+        self._traced = traced
         self._settings = settings
         self._observer = observer
         self._hint = hint
@@ -194,7 +196,7 @@ class Settlement:
         if gone:
             await endpoints.disable(conn, gone)
             self._observer.saw("endpoints.disabled", endpoints=sorted(gone))
-        await outbox.record(conn, batch)
+        await outbox.record(conn, batch, traced=self._traced)
 
 
 def with_fault(result: Result, outcome: str | None) -> Result:

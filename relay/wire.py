@@ -220,7 +220,7 @@ def repeated(message: Message) -> dict[str, str]:
         headers["Idempotency-Key"] = quote(key, safe=VISIBLE)
     parent = attributes.get("traceparent")
     if isinstance(parent, str) and trace.parse(parent):
-        headers["traceparent"] = trace.child(parent, f"{message.message_id}/{message.attempt}")
+        headers["traceparent"] = trace.child(parent, trace.hop(message.message_id, message.attempt))
         state = attributes.get("tracestate")
         if isinstance(state, str) and re.fullmatch(r"[\x20-\x7e]{1,512}", state):
             headers["tracestate"] = state

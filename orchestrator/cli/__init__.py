@@ -19,6 +19,7 @@ from migrations.runner import MigrationError
 from orchestrator.cli import demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.output import Exit, note, plain
+from orchestrator.cli.trace import trace
 from orchestrator.cli.why import why
 from orchestrator.settings import Settings
 
@@ -32,6 +33,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "start": operations.start,
     "show": operations.show,
     "why": why,
+    "trace": trace,
     "list": operations.list_executions,
     "resume": operations.resume,
     "cancel": operations.cancel,

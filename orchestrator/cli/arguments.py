@@ -170,6 +170,10 @@ def add_operations(command: Command) -> None:
     why.add_argument("id", type=execution, metavar="ID")
     add_output(why)
 
+    trace = command("trace", "Draw what an execution did and when: its steps, commands, tries and waits.")
+    trace.add_argument("id", type=execution, metavar="ID")
+    add_output(trace)
+
     listing = command("list", "List executions, the newest first.")
     listing.add_argument("--status", choices=[*STATES])
     listing.add_argument("--flow", metavar="FLOW")

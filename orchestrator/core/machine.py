@@ -53,6 +53,7 @@ from orchestrator.core.fork import Fork
 from orchestrator.core.past import Past
 from orchestrator.core.path import Frame, undo_path
 from orchestrator.core.retry import ONCE, UNDO_RETRY
+from orchestrator.core.segments import Segments
 from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
 
@@ -112,6 +113,7 @@ class Machine:
         self.at = BEGINNING
         self.started: dict[str, Json] = {}
         self.began = BEGINNING
+        self.segments: Segments | None = None  # of its trace, for who makes messages of what it asks
         self.result: Json = None
         self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.current: Branch | None = None

@@ -62,3 +62,14 @@ class Frame:
 def undo_path(path: str, attempt: int) -> str:
     """Where the `attempt`-th try (from 1) to undo what stands at `path` is asked."""
     return f"{path}/undo" if attempt == 1 else f"{path}/undo#{attempt}"
+
+
+def undone_at(path: str) -> str | None:
+    """The path of the step that is undone at `path`; None when that is no undo."""
+    step, _, last = path.rpartition("/")
+    return step if step and last.partition("#")[0] == "undo" else None
+
+
+def name_at(path: str) -> str:
+    """The name of what is asked at `path`, without where it stands and which time it is."""
+    return path.rpartition("/")[2].partition("#")[0]

@@ -50,8 +50,10 @@ class Committer:
         observer: Observer,
         hint: Callable[[str], None],
         wake: Callable[[], None],
+        traced: bool = False,
     ) -> None:
         self.pool = pool
+        self.traced = traced
         self.lease = lease
         self.observer = observer
         self._hint = hint
@@ -176,7 +178,9 @@ class Lane:
 
     async def _commit(self, conn: Connection, batch: Sequence[Waiting]) -> None:
         try:
-            matched = await commit(conn, [turn for turn, _ in batch], me=self._lease.me)
+            matched = await commit(
+                conn, [turn for turn, _ in batch], me=self._lease.me, traced=self._committer.traced
+            )
         except Exception as error:
             bad = is_bad_data(error) or isinstance(error, psycopg.DataError | ValueError)
             if is_transient(error) or not bad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ from contracts.envelope import Envelope, encode_structured
 from contracts.identifiers import execution_key, message_id
 from orchestrator.core.fact import Fact
 from orchestrator.core.path import undo_path
+from orchestrator.core.segments import anchor_of
 from orchestrator.store.commits import NewMessage
 
 Json = Any
@@ -25,6 +26,8 @@ class Wire:
     source: str
     receiver_url: str
     routes: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    segment_gap: timedelta | None = None
+    """After a longer pause an execution goes on in another trace."""
 
     def reply_to(self, tenant: int, endpoint: str) -> str:
         route = self.routes.get((tenant, endpoint), f"default/{quote(endpoint, safe='')}")
@@ -33,7 +36,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The execution that a message is sent by."""
+    """The execution that a message is sent by; `traceparent` is of the span that the message's is under."""
 
     tenant: int
     execution: str
@@ -79,7 +82,10 @@ def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool |
     found: dict[str, str | bool | int] = {
         "correlationid": sender.execution,
         "idempotencykey": key,
-        "traceparent": trace.child(sender.traceparent or "", key),
+        "traceparent": trace.child(
+            anchor_of(sender.traceparent, sender.execution),
+            execution_key(sender.execution, sender.epoch, fact.path),
+        ),
     }
     if "due" in fact.data:
         found["expirytime"] = instant(datetime.fromisoformat(fact.data["due"]))

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Protocol
 
 from contracts.limits import FACTS_WARN
@@ -14,6 +14,7 @@ from contracts.observer import Observer
 from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, in_words, storable
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
+from orchestrator.core.segments import Segments, anchor_of
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
@@ -101,6 +102,7 @@ class Ownership:
         self._position = claim.position
         self._mail_read = claim.mail_read
         self._status = Status(claim.status)
+        self._began = claim.at
         self._said_held = ("", "")
         self._mail_waits = False
         self._waiter: asyncio.Future[None] | None = None
@@ -128,7 +130,7 @@ class Ownership:
             "execution.owned",
             flow=self.claim.definition,
             version=self.claim.version,
-            first=self.claim.fence == 1,
+            trigger=None if self.claim.fence > 1 else trigger_of(loaded),
             waited=None if loaded is None else waited(self.claim.at, loaded, machine),
         )
         while True:
@@ -178,6 +180,7 @@ class Ownership:
                 raise Deadly(f"{DEATHS_MAX} workers in a row died while they owned it")
             self._said_held = said_held(journal)
             self._machine.replay([*journal, *self._machine.new], now=self._engine.clock.now())
+            self._machine.segments = segments_of(journal, self.claim.execution, self._engine.wire.segment_gap)
 
     def _obey_resume(self, stopped: Fact) -> None:
         """An order to resume comes before everything else that a stopped execution got."""
@@ -360,7 +363,9 @@ class Ownership:
             release=release,
             clock=self._engine.clock,
             wire=self._engine.wire,
+            bases=bases_of(machine, facts),
         )
+        turn.began = self._began
         machine.closed_waits.clear()
         if facts or turn.mail or turn.release:
             if not await self._engine.committer.submit(turn):
@@ -380,6 +385,8 @@ class Ownership:
                 taken_back=[position for position, _ in turn.taken_back],
                 began=machine.began,
             )
+        if self._engine.committer.traced:
+            self._began = self._engine.clock.now()
         self._position += len(turn.facts)
         self._mail_read += turn.mail
         self._inputs.committed()
@@ -403,6 +410,32 @@ def said_held(journal: Sequence[Fact]) -> tuple[str, str]:
     """Code and path of the last `held` fact: what people are told holds the execution."""
     fact = next((fact for fact in reversed(journal) if fact.kind == "held"), None)
     return ("", "") if fact is None else (fact.data.get("code", ""), fact.path)
+
+
+def segments_of(journal: Sequence[Fact], execution: str, gap: timedelta | None) -> Segments | None:
+    """Where the trace of `journal` is; None when it has no segments."""
+    if gap is None or not journal:
+        return None
+    segments = Segments(anchor_of(journal[0].data.get("traceparent"), execution), gap)
+    for fact in journal:
+        segments.go_on(fact)
+    return segments
+
+
+def bases_of(machine: Machine, facts: Sequence[Fact]) -> dict[int, str]:
+    """The traceparent of the segment of each of `facts`, which are new; nothing when there are no segments."""
+    bases: dict[int, str] = {}
+    if machine.segments is not None:
+        for fact in facts:
+            machine.segments.go_on(fact)
+            bases[fact.position] = machine.segments.base
+    return bases
+
+
+def trigger_of(loaded: Loaded | None) -> str:
+    """What started an execution that nobody has owned before: somebody who wanted it, or an event."""
+    journal = loaded.journal if loaded is not None else None
+    return "event" if journal and "event" in journal[0].data else "start"
 
 
 def waited(at: datetime, loaded: Loaded, machine: Machine | None) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from contracts.identifiers import message_id
@@ -16,6 +17,8 @@ from orchestrator.store.commits import ClosedWait, NewMessage, NewWait, Turn
 from orchestrator.store.executions import Claim
 
 Json = Any
+
+NONE: Final[Mapping[int, str]] = {}
 
 RESTING: Final = frozenset({*TERMINAL, Status.HELD, Status.PAUSED})
 """Statuses in which nobody owns an execution."""
@@ -35,11 +38,13 @@ def turn_of(
     release: bool,
     clock: Clock,
     wire: Wire,
+    bases: Mapping[int, str] = NONE,
 ) -> Turn:
     """The turn that takes the execution of `claim` from `position` and status `before` on by `facts`.
 
     `machine` is what said them; `mail_known` is the number of the last mail that was loaded. A turn that ends a wait
     which no event has filled, or times a message out, is for this mail only: what came meanwhile may change it.
+    `bases` has the traceparent of the segment of each fact, where a trace has any.
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
     due = machine.next_due()
@@ -61,7 +66,7 @@ def turn_of(
         due=clock.now() if machine.runnable() else due[0] if due is not None else None,
         guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
         asks=bool(asked),
-        messages=messages_of(asked, identity_of(claim, machine), wire) if leaves else [],
+        messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
         taken_back=[
             (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
             for one in taken_back
@@ -103,9 +108,19 @@ def identity_of(claim: Claim, machine: Machine) -> Identity:
     )
 
 
-def messages_of(asked: Sequence[Fact], identity: Identity, wire: Wire) -> list[NewMessage]:
+def messages_of(
+    asked: Sequence[Fact], identity: Identity, wire: Wire, bases: Mapping[int, str] = NONE
+) -> list[NewMessage]:
     """The messages that the facts in `asked` ask for, in their order."""
-    return [message_of(fact, identity, wire) for fact in asked if asks_for_message(fact)]
+    return [
+        message_of(
+            fact,
+            replace(identity, traceparent=bases[fact.position]) if fact.position in bases else identity,
+            wire,
+        )
+        for fact in asked
+        if asks_for_message(fact)
+    ]
 
 
 def asks_for_message(fact: Fact) -> bool:

@@ -73,6 +73,7 @@ class Turn:
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
+    began: datetime | None = None
 
 
 EventKey = tuple[int, str, str]
@@ -91,9 +92,8 @@ def keys_locked(turn: Turn) -> set[EventKey]:
     }
 
 
-COMMIT: Final[LiteralString] = """
-    select execution::text, is_due
-      from waypost.commit_turns(
+CALL: Final[LiteralString] = """
+    waypost.commit_turns(
              %(me)s::uuid, %(now)s::timestamptz,
              %(t_tenant)s::int[], %(t_id)s::uuid[], %(t_fence)s::bigint[], %(t_position)s::bigint[],
              %(t_facts)s::int[], %(t_mail)s::int[], %(t_orders)s::int[], %(t_status)s::text[], %(t_epoch)s::int[],
@@ -113,17 +113,44 @@ COMMIT: Final[LiteralString] = """
              %(k_tenant)s::int[], %(k_type)s::text[], %(k_key)s::text[])
 """
 
+COMMIT: Final[LiteralString] = "select execution::text, is_due from " + CALL  # noqa: S608  # constants of this file
+
+COMMIT_TRACED: Final[LiteralString] = (
+    "with done as materialized ("  # noqa: S608  # constants of this file
+    """
+        select execution, is_due
+          from """
+    + CALL
+    + """
+    ),
+    marks as (
+        insert into waypost.span_due (part, tenant_id, execution_id, position, facts, began_at)
+        select 'worker', t.tenant_id, t.execution_id, t.position, t.facts, t.began
+          from unnest(%(t_tenant)s::int[], %(t_id)s::uuid[], %(t_position)s::bigint[], %(t_facts)s::int[],
+                      %(t_began)s::timestamptz[]) as t(tenant_id, execution_id, position, facts, began)
+          join done on done.execution = t.execution_id
+         where t.facts > 0
+    )
+    select execution::text, is_due
+      from done
+    """
+)
+
 
 async def commit(
-    conn: Connection, turns: Sequence[Turn], *, me: str, now: datetime | None = None
+    conn: Connection, turns: Sequence[Turn], *, me: str, traced: bool = False, now: datetime | None = None
 ) -> dict[str, bool]:
     """Commit `turns` (one per execution) as worker `me`: one statement, one transaction (in autocommit).
 
     Together they lock at most KEYS_MAX event keys, or one of them alone does. Returns the executions whose row
     matched owner, fence, position and guards, each with whether it wants to move again at once. Nothing at all was
-    written for the others. `now` is for tests. The function `waypost.commit_turns` says how.
+    written for the others. With `traced`, it marks the turns as to be exported. `now` is for tests. The function
+    `waypost.commit_turns` says how.
     """
-    cursor = await conn.execute(COMMIT, columns(turns) | {"me": me, "now": now}, prepare=True)
+    parameters = columns(turns) | {"me": me, "now": now}
+    if traced:
+        parameters["t_began"] = arrays.times([turn.began for turn in turns])
+    cursor = await conn.execute(COMMIT_TRACED if traced else COMMIT, parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)
 

@@ -107,14 +107,22 @@ TAKE_OVER: Final[LiteralString] = """
              insert into waypost.journal (tenant_id, execution_id, position, fence, kind, payload, actor, at)
              select tenant_id, execution_id, position, fence, 'orphaned', jsonb_build_object('by', owner), 'worker',
                     coalesce(%(now)s::timestamptz, now())
-               from u)
+               from u),
+           m as (
+             insert into waypost.span_due (part, tenant_id, execution_id, position, facts)
+             select 'worker', tenant_id, execution_id, position - 1, 1
+               from u
+              where %(traced)s::boolean)
     select execution_id::text
       from u
 """
 
 
-async def take_over(conn: Connection, *, limit: int, now: datetime | None = None) -> list[str]:
-    """Free up to `limit` executions of buried workers: owner null, fence + 1, and a fact that says so.
+async def take_over(
+    conn: Connection, *, limit: int, traced: bool = False, now: datetime | None = None
+) -> list[str]:
+    """Free up to `limit` executions of buried workers: owner null, fence + 1, and a fact that says so. With `traced`,
+    that is to be exported.
 
     What was taken over before, with nothing written since, waits a while that grows and varies: should one of
     them be what kills its workers, the others get through before it does so again.
@@ -122,7 +130,7 @@ async def take_over(conn: Connection, *, limit: int, now: datetime | None = None
     The join to buried workers is positive on purpose: "its owner has no row" would be an anti-join, which does
     not see a row that is inserted meanwhile.
     """
-    cursor = await conn.execute(TAKE_OVER, {"n": limit, "now": now}, prepare=False)
+    cursor = await conn.execute(TAKE_OVER, {"n": limit, "traced": traced, "now": now}, prepare=False)
     return [row[0] for row in await cursor.fetchall()]
 
 

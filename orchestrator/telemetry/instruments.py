@@ -97,7 +97,7 @@ NODE_TIMEOUT: Final = Instrument(
     Kind.COUNTER,
     "{timeout}",
     (*FLOW, "node", "timeout_kind"),
-    "Steps and calls whose time ran out",
+    "Steps, calls and waits for events whose time ran out",
 )
 ORPHANED: Final = Instrument(
     "orphaned_attempt",

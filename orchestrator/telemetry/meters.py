@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.core.errors import error_in
 from orchestrator.core.fact import Fact
+from orchestrator.core.path import name_at, undone_at
 from orchestrator.core.status import Status
 from orchestrator.telemetry import instruments
 from orchestrator.telemetry.instruments import Instrument, Kind
@@ -155,9 +156,9 @@ class Meters:
 
     # ---- a worker ------------------------------------------------------------------------------------------
 
-    def _owned(self, *, flow: str, version: str, first: bool, waited: float | None) -> None:
-        if first:
-            self._add(instruments.STARTED, flow, version, "start")
+    def _owned(self, *, flow: str, version: str, trigger: str | None, waited: float | None) -> None:
+        if trigger is not None:
+            self._add(instruments.STARTED, flow, version, trigger)
         if waited is not None:
             self._queue_delay(waited, QUEUE, self._names["workflow_name"](flow))
 
@@ -186,9 +187,11 @@ class Meters:
         if error_in(fact.data).get("code") == "timeout":
             kind = "reply" if late else "total"
             self._add(instruments.NODE_TIMEOUT, flow, version, node_of(fact.path), kind)
-        step = undone(fact.path)
+        if outcome == "timed_out":
+            self._add(instruments.NODE_TIMEOUT, flow, version, node_of(fact.path), "event")
+        step = undone_at(fact.path)
         if step is not None:
-            self._add(instruments.COMPENSATION, flow, version, name_in(step), outcome)
+            self._add(instruments.COMPENSATION, flow, version, name_at(step), outcome)
 
     def _finished(self, flow: str, version: str, fact: Fact, seconds: float) -> None:
         outcome = OUTCOMES.get(Status(fact.data["kind"]), "failed")
@@ -235,17 +238,5 @@ class Meters:
 
 def node_of(path: str) -> str:
     """The name of what is asked at `path`, whichever time and in whichever branch; of an undo with `/undo`."""
-    step = undone(path)
-    return name_in(path) if step is None else f"{name_in(step)}/undo"
-
-
-def undone(path: str) -> str | None:
-    """The path of the step that is undone at `path`; None when that is no undo."""
-    if "/" not in path:
-        return None
-    step, _, last = path.rpartition("/")
-    return step if step and last.partition("#")[0] == "undo" else None
-
-
-def name_in(path: str) -> str:
-    return path.rpartition("/")[2].partition("#")[0]
+    step = undone_at(path) if "/" in path else None
+    return name_at(path) if step is None else f"{name_at(step)}/undo"

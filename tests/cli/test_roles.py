@@ -174,6 +174,7 @@ def test_the_parts_and_three_services_complete_an_order_and_compensate_another(
     assert json.loads(good.stdout)["output"]["tracking"] == "parcel-order-1"
     assert bad.returncode == 8, bad.stderr
     assert "compensated: declined" in bad.stdout
+    assert traced_in(environment) == (0, 0, 0, False)
     flow = 'workflow_name="order",workflow_version="1"'
     for line in (
         f'workflow_started_total{{trigger="start",{flow}}} 2.0',
@@ -189,6 +190,18 @@ def test_the_parts_and_three_services_complete_an_order_and_compensate_another(
         in counted["relay"]
     )
     assert 'inbox_received_total{outcome="accepted",reason="",source="shipping"} 1.0' in counted["receiver"]
+
+
+def traced_in(environment: dict[str, str]) -> tuple[int, int, int, bool]:
+    """What was ever written or looked for on the way into a trace: inserts, scans by table and index, numbers."""
+    with psycopg.connect(environment["WAYPOST_DATABASE_URL"]) as conn:
+        touched = conn.execute(
+            "select n_tup_ins, seq_scan, idx_scan from pg_stat_user_tables where relname = 'span_due'"
+        ).fetchone()
+        numbered = conn.execute("select is_called from waypost.span_due_number_seq").fetchone()
+    assert touched is not None
+    assert numbered is not None
+    return (*touched, *numbered)
 
 
 def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str], tmp_path: Path) -> None:

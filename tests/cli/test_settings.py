@@ -43,6 +43,7 @@ def test_every_name_is_read() -> None:
             "WAYPOST_RECEIVER_ADDR": "[::1]:0",
             "WAYPOST_API_ADDR": "0.0.0.0:80",
             "WAYPOST_HEALTH_ADDR": "localhost:81",
+            "WAYPOST_TRACE_SEGMENT_GAP": "15m",
         }
     )
 
@@ -57,6 +58,7 @@ def test_every_name_is_read() -> None:
     assert str(settings.receiver_addr) == "[::1]:0"
     assert settings.api_addr == Address("0.0.0.0", 80)
     assert settings.health_addr == Address("localhost", 81)
+    assert settings.trace_segment_gap == timedelta(minutes=15)
 
 
 @pytest.mark.parametrize("name", names())
@@ -66,6 +68,7 @@ def test_each_name_has_a_file_twin(name: str, tmp_path: Path) -> None:
         "WAYPOST_LISTEN_URL": DSN,
         "WAYPOST_SECRET_KEY": KEY,
         "WAYPOST_LEASE": "7s",
+        "WAYPOST_TRACE_SEGMENT_GAP": "15m",
         "WAYPOST_ALLOW_ADDRESSES": "10.0.0.0/8",
         "WAYPOST_RECEIVER_URL": "https://in.example",
     }

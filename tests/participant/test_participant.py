@@ -17,6 +17,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from aiohttp import web
+from opentelemetry.trace import get_current_span
 from pydantic import BaseModel
 
 from contracts.envelope import STRUCTURED, Envelope, decode_structured, encode_structured
@@ -25,6 +26,7 @@ from contracts.messages import Command, Refused
 from contracts.signature import Secret, sign, verify
 from receiver.memory import LocalMemory, Memory, SqliteMemory
 from receiver.participant import Delivery, Failed, Participant
+from tests.telemetry.collector import collecting
 
 COMMANDS = Secret.of(b"c" * 32)
 REPLIES = Secret.of(b"r" * 32)
@@ -91,6 +93,7 @@ class Service:
         source: str = "/waypost/executions/e",
         content_type: str = STRUCTURED,
         webhook_id: str | None = None,
+        attempt: str = "1",
         **extensions: str | bool,
     ) -> int:
         if body is None:
@@ -113,6 +116,7 @@ class Service:
             "content-type": content_type,
             "webhook-id": webhook_id or message,
             "webhook-timestamp": str(now),
+            "waypost-attempt": attempt,
             "webhook-signature": sign([secret], message_id=webhook_id or message, timestamp=now, body=body),
         }
         async with self.session.post(self.url, data=io.BytesIO(body), headers=headers) as answer:
@@ -175,15 +179,85 @@ async def test_a_command_is_answered_202_after_its_reply_was_taken() -> None:
     assert (reply.extensions["causationid"], reply.extensions["correlationid"]) == ("m1", "e")
 
 
-async def test_a_reply_has_a_span_of_its_own_in_the_trace_of_its_command() -> None:
-    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+COMMAND_SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+async def test_a_reply_says_the_span_of_its_command_where_no_collector_is_named() -> None:
     async with service(charged) as it:
-        await it.post(CHARGE, traceparent=f"00-{trace}-{span}-01")
+        await it.post(CHARGE, traceparent=COMMAND_SPAN)
 
         [reply] = it.receiver.replies
-    found = str(reply.extensions["traceparent"]).split("-")
-    assert found[1] == trace
-    assert found[2] != span
+    assert reply.extensions["traceparent"] == COMMAND_SPAN
+
+
+async def test_a_run_is_a_span_under_its_command_and_its_reply_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    def charge(command: Charge, delivery: Delivery) -> Charged:
+        seen.append(str(delivery.event.extensions.get("traceparent")))
+        seen.append(f"{get_current_span().get_span_context().span_id:016x}")
+        return charged(command)
+
+    with collecting() as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", collector.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        )
+        async with service(charge) as it:
+            await it.post(CHARGE, traceparent=COMMAND_SPAN)
+            await it.post(CHARGE, message="m2", key="e/0/other")  # in no trace, so no span
+
+            [reply, _] = it.receiver.replies
+        [run] = collector.spans
+
+    assert reply.extensions["traceparent"] == seen[0] == f"00-{run.trace_id}-{run.span_id}-01"
+    assert seen[1] == run.span_id
+    assert (run.trace_id, run.parent_id) == (COMMAND_SPAN[3:35], COMMAND_SPAN[36:52])
+    assert (run.service, run.name, run.kind, run.is_error) == (
+        "payments", "process payment.charge", "consumer", False,
+    )  # fmt: skip
+    assert run.attributes["http.response.status_code"] == 202
+
+
+async def test_a_run_that_raised_is_an_error_and_the_next_one_another_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = [RuntimeError("no")]
+
+    def charge(command: Charge) -> Charged:
+        if left:
+            raise left.pop()
+        return charged(command)
+
+    with collecting() as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", collector.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        )
+        async with service(charge) as it:
+            await it.post(CHARGE, traceparent=COMMAND_SPAN)
+            await it.post(CHARGE, traceparent=COMMAND_SPAN, attempt="2")
+        runs = collector.spans
+
+    assert [(run.is_error, run.attributes["http.response.status_code"]) for run in runs] == [
+        (True, 500),
+        (False, 202),
+    ]
+    assert len({run.span_id for run in runs}) == 2
+
+
+async def test_a_collector_that_takes_nothing_does_not_keep_a_service_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("receiver.otlp.FLUSH_SECONDS", 0.05)
+    with collecting() as collector:
+        collector.hang.set()
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", collector.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        )
+        async with service(charged) as it:
+            assert await it.post(CHARGE, traceparent=COMMAND_SPAN) == 202
+        assert collector.spans == []
 
 
 async def test_a_command_that_comes_again_acts_once_and_gets_the_same_bytes() -> None:

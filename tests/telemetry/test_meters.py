@@ -46,11 +46,11 @@ def fact(kind: str, path: str = "", /, *, actor: str = "worker", position: int =
 
 
 def test_a_first_claim_is_a_start_and_what_it_waited_is_a_delay(meters: Meters) -> None:
-    meters.saw("execution.owned", flow="order", version="1", first=True, waited=0.2)
-    meters.saw("execution.owned", flow="order", version="1", first=False, waited=0.3)
-    meters.saw("execution.owned", flow="order", version="1", first=False, waited=None)
+    meters.saw("execution.owned", flow="order", version="1", trigger="start", waited=0.2)
+    meters.saw("execution.owned", flow="order", version="1", trigger=None, waited=0.3)
+    meters.saw("execution.owned", flow="order", version="1", trigger="event", waited=None)
 
-    assert found(meters, instruments.STARTED) == {("order", "1", "start"): 1}
+    assert found(meters, instruments.STARTED) == {("order", "1", "start"): 1, ("order", "1", "event"): 1}
     assert found(meters, instruments.QUEUE_DELAY, "_count") == {("default", "order"): 2}
     assert found(meters, instruments.QUEUE_DELAY, "_sum") == {("default", "order"): pytest.approx(0.5)}
 
@@ -120,6 +120,15 @@ def test_a_sleep_is_no_attempt_and_a_local_step_may_run_out_of_time(meters: Mete
 
     assert found(meters, instruments.NODE_ATTEMPT) == {}
     assert found(meters, instruments.NODE_TIMEOUT) == {("order", "1", "pack", "total"): 1}
+
+
+def test_a_wait_for_an_event_is_no_attempt_and_may_time_out(meters: Meters) -> None:
+    committed(
+        meters, fact("ended", "paid", outcome="done", of=3), fact("ended", "paid#2", outcome="timed_out")
+    )
+
+    assert found(meters, instruments.NODE_ATTEMPT) == {}
+    assert found(meters, instruments.NODE_TIMEOUT) == {("order", "1", "paid", "event"): 1}
 
 
 def test_an_undo_is_counted_under_the_name_of_what_it_undoes(meters: Meters) -> None:
@@ -207,7 +216,7 @@ def test_a_label_cannot_forge_a_line(meters: Meters) -> None:
 
 
 def test_every_metric_reaches_prometheus_as_its_instrument_says(meters: Meters) -> None:
-    meters.saw("execution.owned", flow="f", version="1", first=True, waited=0.0)
+    meters.saw("execution.owned", flow="f", version="1", trigger="start", waited=0.0)
     meters.saw("step.tried", flow="f", version="1", path="a", outcome="done")
     late = {"code": "timeout"}
     committed(
