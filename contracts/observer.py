@@ -18,7 +18,7 @@ the part that says them."""
 class Observer(Protocol):
     """Hears moments. Must not raise and must not block; it is called inside the event loop.
 
-    worker:    execution.owned (flow, version, first, waited) · step.tried (flow, version, path, outcome) ·
+    worker:    execution.owned (flow, version, trigger, waited) · step.tried (flow, version, path, outcome) ·
                turn.committed (flow, version, facts, taken_back, began) · executions.watched (stuck)
     relay:     message.tried (state, outcome, status, error) · replies.posted (count, stored) ·
                reply.unfit (endpoint, error), a reply in an answer that breaks the contract

@@ -130,7 +130,7 @@ class Ownership:
             "execution.owned",
             flow=self.claim.definition,
             version=self.claim.version,
-            first=self.claim.fence == 1,
+            trigger=None if self.claim.fence > 1 else trigger_of(loaded),
             waited=None if loaded is None else waited(self.claim.at, loaded, machine),
         )
         while True:
@@ -430,6 +430,12 @@ def bases_of(machine: Machine, facts: Sequence[Fact]) -> dict[int, str]:
             machine.segments.go_on(fact)
             bases[fact.position] = machine.segments.base
     return bases
+
+
+def trigger_of(loaded: Loaded | None) -> str:
+    """What started an execution that nobody has owned before: somebody who wanted it, or an event."""
+    journal = loaded.journal if loaded is not None else None
+    return "event" if journal and "event" in journal[0].data else "start"
 
 
 def waited(at: datetime, loaded: Loaded, machine: Machine | None) -> float | None:

@@ -14,7 +14,7 @@ same one, and a message can name its span before anybody has seen it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -134,7 +134,26 @@ class Reader:
     # ---- facts -----------------------------------------------------------------------------------------------------
 
     def on_started(self, fact: Fact) -> None:
-        self._instant(f"start {self._subject.flow}", fact, key=None)
+        """The anchor of all else. What an event started is in the event's trace, linked to where it was taken in."""
+        event = fact.data.get("event")
+        said: dict[str, Json] = event if isinstance(event, dict) else {}  # pyright: ignore[reportUnknownVariableType]  # JSON
+        caller, anchor = trace.parse(str(said.get("traceparent"))), at(self._segments.base)
+        links = [Link(event_anchor(said, sender=str(said.get("sender"))), "event")] if said else []
+        self._tell(
+            Span(
+                name=f"start {self._subject.flow}",
+                at=anchor,
+                parent=caller.span_id if caller is not None and caller.trace_id == anchor.trace_id else None,
+                began=fact.at,
+                ended=fact.at,
+                attributes={
+                    **self._subject.attributes,
+                    "waypost.start.trigger": "event" if said else "start",
+                },
+                links=tuple(links),
+            ),
+            fact,
+        )
 
     def on_asked(self, fact: Fact) -> None:
         pending = Pending(fact, self._segments.base, fact.at)
@@ -252,15 +271,15 @@ class Reader:
         )
 
     def _instant(
-        self, name: str, fact: Fact, *, key: str | None, error: str | None = None, **about: str | float | bool
+        self, name: str, fact: Fact, *, key: str, error: str | None = None, **about: str | float | bool
     ) -> None:
-        """A span of no duration; without `key` it is the anchor itself."""
+        """A span of no duration."""
         base = self._segments.base
         self._tell(
             Span(
                 name=name,
-                at=at(base) if key is None else self._under(base, key),
-                parent=None if key is None else span_of(base),
+                at=self._under(base, key),
+                parent=span_of(base),
                 began=fact.at,
                 ended=fact.at,
                 attributes={**self._subject.attributes, **about},
@@ -308,7 +327,7 @@ class Reader:
             )
         if event is not None:
             about["cloudevents.event_id"] = str(event.data.get("id"))
-            links.append(Link(event_anchor(event), "event"))
+            links.append(Link(event_anchor(event.data, sender=event.actor.partition(":")[2]), "event"))
         self._tell(
             Span(
                 name=wait_name(pending),
@@ -377,10 +396,9 @@ def messaging(
     }
 
 
-def event_anchor(received: Fact) -> Trace:
-    """The trace of the event that a `received` fact is about: whoever took it in made the same."""
-    sender = received.actor.partition(":")[2]
-    return at(trace.event(sender, str(received.data.get("source")), str(received.data.get("id"))))
+def event_anchor(said: Mapping[str, Json], *, sender: str) -> Trace:
+    """The trace of the taking in of an event, by what a fact says of it: whoever took it in made the same."""
+    return at(trace.event(sender, str(said.get("source")), str(said.get("id"))))
 
 
 def wait_name(pending: Pending) -> str:

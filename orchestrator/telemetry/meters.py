@@ -156,9 +156,9 @@ class Meters:
 
     # ---- a worker ------------------------------------------------------------------------------------------
 
-    def _owned(self, *, flow: str, version: str, first: bool, waited: float | None) -> None:
-        if first:
-            self._add(instruments.STARTED, flow, version, "start")
+    def _owned(self, *, flow: str, version: str, trigger: str | None, waited: float | None) -> None:
+        if trigger is not None:
+            self._add(instruments.STARTED, flow, version, trigger)
         if waited is not None:
             self._queue_delay(waited, QUEUE, self._names["workflow_name"](flow))
 

@@ -62,6 +62,27 @@ def test_an_execution_begins_with_an_instant_that_is_its_traceparent() -> None:
     assert start.attributes["waypost.instance.id"] == EXECUTION
 
 
+def test_what_an_event_started_goes_on_in_its_trace_and_links_to_where_it_was_taken_in() -> None:
+    caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    event = {"sender": "bank", "source": "/bank", "id": "e-1", "traceparent": caller}
+    data = {"traceparent": trace.child(caller, EXECUTION), "event": event}
+
+    [told] = spans_of(ORDER, [Fact(1, "started", "", data, NOON)])
+
+    arrival = Arrival(1, "bank", "/bank", "e-1", "payment.paid", "event", at(2), None, None)
+    assert (told.span.at.trace_id, told.span.parent) == (caller[3:35], caller[36:52])
+    assert [(link.to, link.kind) for link in told.span.links] == [(accepted(arrival, caller).at, "event")]
+    assert told.span.attributes["waypost.start.trigger"] == "event"
+
+
+def test_what_an_event_without_a_trace_started_begins_one() -> None:
+    event = {"sender": "bank", "source": "/bank", "id": "e-1", "traceparent": None}
+
+    [told] = spans_of(ORDER, [Fact(1, "started", "", {"traceparent": ROOT, "event": event}, NOON)])
+
+    assert (str(told.span.at), told.span.parent) == (ROOT, None)
+
+
 def test_a_call_is_a_command_at_once_and_a_wait_when_it_has_ended() -> None:
     asked = spans((1, "asked", "reserve", CALL))
     ended = spans((1, "asked", "reserve", CALL), (3, "ended", "reserve", {"outcome": "done"}))
@@ -209,7 +230,7 @@ def test_a_wait_links_to_the_event_that_it_got() -> None:
     [link] = wait.links
     arrival = Arrival(1, "bank", "/bank", "e-1", "payment.paid", "event", at(2), None, None)
     assert (link.to, link.kind) == (accepted(arrival).at, "event")
-    assert link.to == event_anchor(facts[2])
+    assert link.to == event_anchor(received, sender="bank")
 
 
 def test_what_a_person_decides_is_an_instant_and_ends_what_was_held() -> None:

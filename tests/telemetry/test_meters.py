@@ -46,11 +46,11 @@ def fact(kind: str, path: str = "", /, *, actor: str = "worker", position: int =
 
 
 def test_a_first_claim_is_a_start_and_what_it_waited_is_a_delay(meters: Meters) -> None:
-    meters.saw("execution.owned", flow="order", version="1", first=True, waited=0.2)
-    meters.saw("execution.owned", flow="order", version="1", first=False, waited=0.3)
-    meters.saw("execution.owned", flow="order", version="1", first=False, waited=None)
+    meters.saw("execution.owned", flow="order", version="1", trigger="start", waited=0.2)
+    meters.saw("execution.owned", flow="order", version="1", trigger=None, waited=0.3)
+    meters.saw("execution.owned", flow="order", version="1", trigger="event", waited=None)
 
-    assert found(meters, instruments.STARTED) == {("order", "1", "start"): 1}
+    assert found(meters, instruments.STARTED) == {("order", "1", "start"): 1, ("order", "1", "event"): 1}
     assert found(meters, instruments.QUEUE_DELAY, "_count") == {("default", "order"): 2}
     assert found(meters, instruments.QUEUE_DELAY, "_sum") == {("default", "order"): pytest.approx(0.5)}
 
@@ -216,7 +216,7 @@ def test_a_label_cannot_forge_a_line(meters: Meters) -> None:
 
 
 def test_every_metric_reaches_prometheus_as_its_instrument_says(meters: Meters) -> None:
-    meters.saw("execution.owned", flow="f", version="1", first=True, waited=0.0)
+    meters.saw("execution.owned", flow="f", version="1", trigger="start", waited=0.0)
     meters.saw("step.tried", flow="f", version="1", path="a", outcome="done")
     late = {"code": "timeout"}
     committed(

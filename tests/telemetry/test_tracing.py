@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -13,16 +14,19 @@ import psycopg
 import pytest
 
 from contracts.spans import Span
+from orchestrator import Context, StepError, seconds, workflow
 from orchestrator.client import Client
+from orchestrator.flows import Flows
 from orchestrator.store import commits, workers
 from orchestrator.store import spans as store
 from orchestrator.store.database import Pool
 from orchestrator.store.hints import Hints, running
 from orchestrator.telemetry import tracing
+from orchestrator.telemetry.journal import Subject, spans_of
 from orchestrator.telemetry.tracing import Tracing
 from orchestrator.worker import Worker
 from receiver.inbox import post
-from tests.engine.flows import FLOWS
+from tests.engine.flows import FLOWS, Charge, Ship
 from tests.moments import Moments
 from tests.store.world import begun, claim, event, held, rows, worker
 from tests.waiting import until
@@ -224,6 +228,54 @@ async def test_a_flush_waits_no_longer_than_it_may(
     await exporter(pool, Hangs(), moments).flush()
 
     assert await marked(conn) == 1
+
+
+# ---- segments --------------------------------------------------------------------------------------------------
+
+GAP = timedelta(milliseconds=20)
+
+
+@workflow(name="pauses", version="1")
+async def pauses(ctx: Context, order: str) -> None:
+    with contextlib.suppress(StepError):
+        await ctx.call(Charge(order=order), timeout=seconds(0.05))
+    await ctx.sleep(seconds(0.06))
+    await ctx.call(Ship(order=order))
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+async def test_a_command_after_a_pause_names_the_span_of_its_segment(
+    dsn: str, pool: Pool, conn: Connection, moments: Moments, forgetful: bool
+) -> None:
+    async with running(Hints(dsn)) as hints:
+        stop = asyncio.Event()
+        it = Worker(
+            pool,
+            Flows([pauses]),
+            dsn=dsn,
+            hints=hints,
+            observer=moments,
+            segment_gap=GAP,
+            forgetful=forgetful,
+        )
+        task = asyncio.create_task(it.run(stop))
+        execution = (await Client(conn, hint=hints.give).start(pauses, "o-1")).execution_id
+
+        async def asked() -> bool:
+            return len(await rows(conn, "select 1 from waypost.outbox")) == 2
+
+        await until(asked, what="the second command")
+        stop.set()
+        await task
+
+    journal = (await store.journals(conn, [(1, str(execution))]))[str(execution)]
+    told = spans_of(Subject(str(execution), "pauses", "1"), journal.facts, gap=GAP)
+    created = {str(one.span.at) for one in told if one.span.kind == "producer"}
+    bodies = await rows(
+        conn, "select convert_from(body, 'UTF8')::jsonb ->> 'traceparent' from waypost.outbox"
+    )
+    assert {traceparent for (traceparent,) in bodies} == created
+    assert len({traceparent[3:35] for traceparent in created}) == 2
 
 
 # ---- marks are of the transaction that they are about ----------------------------------------------------------
