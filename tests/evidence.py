@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 PROPERTY: Final = "evidence"
-PROGRESS_SECONDS: Final = 10.0
+PROGRESS_SECONDS: Final = 20.0
 
 
 class Evidence:
