@@ -252,6 +252,28 @@ def test_an_answer_for_what_is_already_undone_asks_for_no_undo_any_more() -> Non
     machine.evict()
 
 
+@pytest.mark.parametrize("by", ["command", "function"])
+def test_an_undo_by_a_function_is_run_here_and_one_by_a_command_is_sent_and_taken_back_when_it_is_due(
+    by: str,
+) -> None:
+    @workflow(name="undoes", version="1")
+    async def undoes(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO if by == "command" else local(unwork))
+        await ctx.call("s", "b")
+
+    machine = started(undoes)
+    machine.tell("ended", "a", {"outcome": "done", "value": None}, NOON)
+    machine.tell("ended", "b", {"outcome": "refused", "error": error("no")}, NOON)
+    ask = machine.open["a/undo"][1]
+
+    assert (ask.is_message, ask.is_local) == (by == "command", by == "function")
+    assert [one.path for one in machine.runnable()] == ([] if by == "command" else ["a/undo"])
+    assert machine.fire(NOON + days(2)) == (by == "command")
+    assert [back.path for back in machine.taken_back] == (["a/undo"] if by == "command" else [])
+    assert (machine.held and machine.held.code) == ("undo-failed" if by == "command" else None)
+    machine.evict()
+
+
 # ---- when things are due -------------------------------------------------------------------------------------
 
 
