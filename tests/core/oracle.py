@@ -297,9 +297,13 @@ class Undoing:
     def _cancel_asked(self, fact: Fact) -> None:
         if not fact.data["undo"]:
             self.wanted = False
-            if self.failed and self.running is not None:
+            if self.running is not None and (self.failed or not self._is_asked(self.running)):
                 self.running, self.failed = None, False
             self._give_up()
+
+    def _is_asked(self, of: str) -> bool:
+        """Whether the undo of `of` is asked now; a person may have ordered one that nobody knows how to do."""
+        return undo_path(of, self.kept[of].tries) in self.asked
 
     def _give_up(self) -> None:
         """What waits to be undone stands, but for what is being undone."""

@@ -115,7 +115,7 @@ def test_of_several_errors_the_earliest_is_raised_and_the_others_are_notes_on_it
                 await fails(f"cleaning {name}")
 
         try:
-            await ctx.all(cleans("a"), ctx.call("s", "b"), cleans("c"))
+            await ctx.all(cleans("a"), ctx.call("s", "b"), cleans("c"), at_once("d"))
         except StepRefused as error:
             noted.extend(error.__notes__)
             raise

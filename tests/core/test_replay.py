@@ -130,7 +130,7 @@ def careful(*, catches: bool) -> Workflow[int, str]:
     return flow
 
 
-def timed_out(flow: Workflow[int, str]) -> list[Fact]:
+def timed_out(flow: Workflow[int, Any]) -> list[Fact]:
     machine = Machine(flow.program)
     machine.tell("started", "", {"input": 1, "seed": ""}, NOON)
     machine.fire(NOON + minutes(1))
@@ -376,3 +376,17 @@ def test_a_death_between_a_stop_and_its_resumption_counts_as_any_other() -> None
 
     assert list(machine.open) == ["work/undo"]
     machine.evict()
+
+
+def test_what_follows_from_a_death_at_the_end_of_a_journal_is_new_and_no_difference() -> None:
+    @workflow(name="slow", version="1")
+    async def slow(ctx: Context, n: int) -> None:
+        await ctx.step(work, undo=local(work), timeout=minutes(1))
+
+    lost = orphaned(timed_out(slow), times=1)
+
+    machine = replayed(slow, lost)
+
+    assert [(fact.position, *fact.says()) for fact in machine.new] == [
+        (5, "asked", "work/undo", "undo", "work")
+    ]

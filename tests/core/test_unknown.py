@@ -158,6 +158,22 @@ def test_a_step_that_a_person_calls_done_is_undone_later() -> None:
     machine.evict()
 
 
+def test_a_step_that_a_person_calls_done_is_undone_as_the_reply_that_they_gave_says() -> None:
+    @workflow(name="exact", version="1")
+    async def exact(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=lambda reply: command("s", "undo", reply), unknown="hold")
+        await ctx.call("s", "b")
+
+    flow = FlowTester(exact, 1)
+    flow.tell("ended", "a", {"outcome": "unknown", "error": error("sent")})
+
+    flow.resolves("a", "done", value={"charge": 7})
+    flow.tell("ended", "b", {"outcome": "refused", "error": error("no")})
+
+    ask = flow.machine.open["a/undo"][1]
+    assert (ask.args["data"], flow.journal[-1].data["known"]) == ({"charge": 7}, True)
+
+
 def test_a_held_step_takes_an_answer_and_another_unknown_tells_nothing_new() -> None:
     machine = started(asks_a_person)
     machine.fire(NOON + minutes(1))
@@ -252,7 +268,54 @@ def test_an_answer_for_what_is_already_undone_asks_for_no_undo_any_more() -> Non
     machine.evict()
 
 
+@pytest.mark.parametrize("by", ["command", "function"])
+def test_an_undo_by_a_function_is_run_here_and_one_by_a_command_is_sent_and_taken_back_when_it_is_due(
+    by: str,
+) -> None:
+    @workflow(name="undoes", version="1")
+    async def undoes(ctx: Context, n: int) -> None:
+        await ctx.call("s", "a", undo=UNDO if by == "command" else local(unwork))
+        await ctx.call("s", "b")
+
+    machine = started(undoes)
+    machine.tell("ended", "a", {"outcome": "done", "value": None}, NOON)
+    machine.tell("ended", "b", {"outcome": "refused", "error": error("no")}, NOON)
+    ask = machine.open["a/undo"][1]
+
+    assert (ask.is_message, ask.is_local) == (by == "command", by == "function")
+    assert [one.path for one in machine.runnable()] == ([] if by == "command" else ["a/undo"])
+    assert machine.fire(NOON + days(2)) == (by == "command")
+    assert [back.path for back in machine.taken_back] == (["a/undo"] if by == "command" else [])
+    assert (machine.held and machine.held.code) == ("undo-failed" if by == "command" else None)
+    machine.evict()
+
+
 # ---- when things are due -------------------------------------------------------------------------------------
+
+
+def test_nothing_falls_due_before_its_time() -> None:
+    @workflow(name="naps", version="1")
+    async def naps(ctx: Context, n: int) -> None:
+        await ctx.sleep(hours(1))
+
+    machine = started(naps)
+
+    assert not machine.fire(NOON + hours(1) - timedelta(microseconds=1))
+    assert (list(machine.open), machine.status) == (["sleep"], "open")
+    assert machine.fire(NOON + hours(1))
+    assert (machine.status, machine.fire(NOON + hours(2))) == ("completed", False)
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_only_a_step_without_an_undo_may_run_before_its_asking_is_committed(undo: bool) -> None:
+    @workflow(name="works", version="1")
+    async def one(ctx: Context, n: int) -> None:
+        await ctx.step(work, undo=local(unwork) if undo else None)
+
+    machine = started(one)
+
+    assert [ask.needs_commit for ask in machine.runnable()] == [undo]
+    machine.evict()
 
 
 def test_what_is_first_asked_long_after_the_start_is_due_from_then_on() -> None:
