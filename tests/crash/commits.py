@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from tests.crash import statements, subjects
@@ -101,10 +102,11 @@ class Database:
         return door
 
     def _before(self, cursor: Cursor, query: Any, parameters: Any = None) -> Said | None:
-        if not isinstance(query, str) or not statements.commits(query):
-            return None
+        text = query.as_string(cursor) if isinstance(query, sql.Composable) else query
+        if isinstance(text, bytes) or not statements.commits(text):
+            return None  # bytes are the scripts of migrations, each of which is recorded beside it
         alone = cursor.connection.info.transaction_status == TransactionStatus.IDLE
-        said = Said(name_of(query, self.names), parameters or {}, cursor, alone)
+        said = Said(name_of(text, self.names), parameters or {}, cursor, alone)
         if alone:
             found = subjects.asked(self.guard, said.name, said.parameters)
             self.guard.passes("before", "commit", said.name, found, cursor.connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import secrets
 import signal
@@ -82,6 +83,14 @@ class Desk:
         """The points that its processes passed, in their order, again and again."""
         log = self.folder / f"{part}.passed"
         return list(passed(log.read_text().splitlines(), part)) if log.exists() else []
+
+    def changed(self, part: str) -> set[str]:
+        """The ids of what it sent with other bytes than before."""
+        log = self.folder / f"{part}.sent"
+        lines = log.read_text().splitlines() if log.exists() else []
+        first: dict[str, str] = {}
+        said = [json.loads(line) for line in lines]
+        return {one["id"] for one in said if first.setdefault(one["id"], one["sha256"]) != one["sha256"]}
 
     def arm(self, point: Point, *, ignore: Sequence[str] = ()) -> None:
         """Kill the next process that comes to `point`, but for one of the executions to `ignore`; only this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -18,8 +19,9 @@ SomeConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 
 class Guard:
-    """The guard of the process `part`. In `folder` are `<part>.passed`, a line for each passage, `<part>.trap`, and
-    `<part>.fired`, which the trap becomes. `control` is the port of the proxy before the database.
+    """The guard of the process `part`. In `folder` are `<part>.passed`, a line for each passage, `<part>.sent`, a line
+    for each request, `<part>.trap`, and `<part>.fired`, which the trap becomes. `control` is the port of the proxy
+    before the database.
     """
 
     def __init__(self, folder: Path, part: str, *, control: int) -> None:
@@ -27,7 +29,8 @@ class Guard:
         self._control = control
         self._trap = folder / f"{part}.trap"
         self._fired = folder / f"{part}.fired"
-        self._passed = os.open(folder / f"{part}.passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._passed = opened(folder / f"{part}.passed")
+        self._sent = opened(folder / f"{part}.sent")
         self._events: dict[str, Subject] = {}
 
     def passes(
@@ -73,10 +76,21 @@ class Guard:
         self._events[str(attributes.get("id"))] = subject
         return subject
 
+    def sends(self, body: bytes) -> Subject:
+        """Write down that an event leaves, and with which bytes; it as a subject."""
+        line = {"id": json.loads(body)["id"], "sha256": hashlib.sha256(body).hexdigest()}
+        os.write(self._sent, json.dumps(line).encode() + b"\n")
+        return self.note(body)
+
     def known(self, event: object, suffix: str = "") -> Subject:
         """A remembered event as a subject, by its id."""
         found = self._events.get(str(event), Subject("?"))
         return Subject(found.about + suffix, found.execution)
+
+
+def opened(file: Path) -> int:
+    """To be appended to, whatever becomes of this process."""
+    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def hang(owner: object, name: str, door: Callable[[Any], Any]) -> None:

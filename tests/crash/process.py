@@ -17,7 +17,7 @@ from orchestrator.cli import main
 from orchestrator.cli.processes import die_with_parent
 from orchestrator.telemetry import watch
 from tests.crash import commits, flows, speech
-from tests.crash.guard import Guard
+from tests.crash.guard import Guard, opened
 from tests.crash.services import SERVICES
 from tests.crash.witness import FOLDER
 
@@ -38,9 +38,8 @@ def run(part: str, command: Sequence[str], environment: Mapping[str, str]) -> No
     die_with_parent()
     os.environ.update(environment)
     folder = Path(environment[FOLDER])
-    log = os.open(folder / f"{part}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (1, 2):
-        os.dup2(log, stream)
+        os.dup2(opened(folder / f"{part}.log"), stream)
     guard = Guard(folder, part, control=int(environment[CONTROL]))
     commits.install(guard)
     speech.install(guard)

@@ -99,6 +99,10 @@ class Proxy:
         """Where a process says what it does not want to hear."""
         return self._ports[1]
 
+    def deafen(self, part: str, port: int, *, rows: bool) -> None:
+        """Swallow the next answer to the connection that `part` has made from `port`."""
+        self._deaf[port] = Deafness(part, rows)
+
     async def start(self) -> None:
         for serve in (self._forward, self._take_orders):
             server = await asyncio.start_server(self._serving(serve), "127.0.0.1", 0)
@@ -127,7 +131,7 @@ class Proxy:
     async def _take_orders(self, reader: Reader, writer: Writer) -> None:
         async with closing(writer):
             said = json.loads(await reader.readline())
-            self._deaf[said["port"]] = Deafness(said["part"], said["rows"])
+            self.deafen(said["part"], said["port"], rows=said["rows"])
             writer.write(b"ok")
 
     async def _forward(self, reader: Reader, writer: Writer) -> None:

@@ -38,7 +38,7 @@ class Sends:
 
     def request(self, request: Any) -> Any:
         async def door(session: aiohttp.ClientSession, *args: Any, **more: Any) -> Any:
-            name, subject = caller(sys._getframe()), self.guard.note(more.get("data"))  # pyright: ignore[reportPrivateUsage]  # documented so
+            name, subject = caller(sys._getframe()), self.guard.sends(more["data"])  # pyright: ignore[reportPrivateUsage]  # documented so
             SENDING.set((name, subject))
             self.guard.passes("before", "send", name, [subject])
             return await request(session, *args, **more)

@@ -110,8 +110,8 @@ class Stand:
         """Make an order, and have a process die at `place` meanwhile; what became of the order in the end.
 
         The place may be missed: if it is, nobody dies. Fails when a process ends by itself, when an invariant does
-        not hold in the end, when a service did something twice without having been told that it may have, and when
-        what may leave once left twice.
+        not hold in the end, when a service did something twice without having been told that it may have, when what
+        may leave once left twice, and when anything left again with other bytes.
         """
         name = f"{scenario.name}-{len(self.executions)}"
         before, relayed = tuple(self.executions), len(self.desk.passed("relay"))
@@ -127,6 +127,9 @@ class Stand:
         sent = [point.about for point in self.desk.passed("relay")[relayed:] if point.when == "sent"]
         wrong = untold(self.desk.folder, execution)
         wrong += [f"{scenario.once} left twice"] if sent.count(scenario.once) > 1 else []
+        wrong += [
+            f"{it} left with other bytes" for part in ("relay", "stock") for it in self.desk.changed(part)
+        ]
         assert not wrong, "; ".join(wrong)
         return outcome_of(await Client(self.conn).show(execution), name, self.desk.folder)
 

@@ -102,6 +102,7 @@ async def secrets_of(conn: Connection, it: Desk, kind: str, name: str) -> list[S
     return found
 
 
+@pytest.mark.proof
 async def test_who_migrates_again_after_a_crash_has_the_same_database(
     cluster: Cluster, tmp_path: Path
 ) -> None:
