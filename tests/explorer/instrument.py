@@ -17,14 +17,18 @@ from migrations import runner
 from migrations.runner import Migration
 
 STOP: Final = re.compile(
-    r"^(?P<indent> *)-- stop: (?P<name>.*)$|^create (?:or replace )?function waypost\.(?P<function>\w+)\(",
+    r"^(?P<branch> *end if;\n)?(?P<indent> *)-- stop: (?P<name>.*)$"
+    r"|^create (?:or replace )?function waypost\.(?P<function>\w+)\(",
     re.MULTILINE,
 )
 NAME: Final = re.compile(r"[a-z][a-z ]*[a-z]")
+CHECK: Final = re.compile(r"\bif\b(?:(?!\bend if;).)*?\braise exception\b.*?\bend if;", re.DOTALL)
+COMMENT: Final = re.compile(r"--.*")
 
 GATE_CLASS: Final = 7_000
-"""Of the advisory locks that are gates, as in `explorer.stop`. Locks of two integers are apart from those of one,
-such as event keys."""
+"""Of the advisory locks that are gates, as in `explorer.stop`. Locks of two integers are apart from those of one, such
+as event keys.
+"""
 
 GATES: Final[LiteralString] = """
     create schema explorer;
@@ -61,20 +65,35 @@ def instrumented(migrations: Sequence[Migration] | None = None) -> list[Migratio
 
 
 def with_gates(script: str) -> str:
-    """`script` with each of its stops as a call, named after its function: `settle: rows locked`."""
-    function = ""
+    """`script` with each of its stops as a call, named after its function: `settle: rows locked`.
+
+    A stop after a branch goes into it when there is nothing else since the last stop: what is passed by does nothing
+    that another transaction could come before or after.
+    """
+    function, since = "", 0
 
     def as_call(found: re.Match[str]) -> str:
-        nonlocal function
+        nonlocal function, since
         if found["function"] is not None:
-            function = found["function"]
+            function, since = found["function"], max(found.end(), script.find("begin\n", found.end()))
             return found[0]
         name = found["name"]
         assert NAME.fullmatch(name), f"a stop has a name of a few small words, not {name!r}"
         assert function, f"the stop {name!r} is in no function"
-        return f"{found['indent']}perform explorer.stop('{function}: {name}');"
+        branch, call = found["branch"] or "", f"perform explorer.stop('{function}: {name}');"
+        alone = is_one_branch(script[since : found.start()] + branch)
+        since = found.end()
+        return (
+            f"    {found['indent']}{call}\n{branch.rstrip()}" if alone else f"{branch}{found['indent']}{call}"
+        )
 
     return STOP.sub(as_call, script)
+
+
+def is_one_branch(statements: str) -> bool:
+    """Whether these are one `if` without another in it, and nothing else but comments and checks that raise."""
+    left = CHECK.sub("", COMMENT.sub("", statements)).removeprefix("begin").strip()
+    return left.startswith("if ") and left.endswith("end if;") and left.count("end if;") == 1
 
 
 STOPS: Final[LiteralString] = r"""

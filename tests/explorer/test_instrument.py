@@ -32,10 +32,38 @@ end $$;
     assert "    perform explorer.stop('settle: rows locked');\nend $$;" in with_gates(script)
 
 
+BRANCH = """
+create function waypost.settle(p int) returns void as $$
+begin
+    if p < 0 then
+        raise exception 'no';
+    end if;
+    {before}-- Lock it.
+    if p > 0 then
+        perform lock_it(p);
+    end if;
+    -- stop: locked
+end $$;
+"""
+
+
+def test_a_stop_after_a_branch_is_in_it_since_nothing_happens_when_it_is_passed_by() -> None:
+    inside = "lock_it(p);\n        perform explorer.stop('settle: locked');\n    end if;\nend $$;"
+
+    assert inside in with_gates(BRANCH.format(before=""))
+
+
+def test_a_stop_after_a_branch_and_something_else_is_after_both() -> None:
+    after = "lock_it(p);\n    end if;\n    perform explorer.stop('settle: locked');\nend $$;"
+
+    assert after in with_gates(BRANCH.format(before="perform 1;\n    "))
+    assert after in with_gates(BRANCH.format(before="if p > 1 then perform 1; end if;\n    "))
+
+
 def test_nothing_but_stops_is_changed() -> None:
     for script, found in zip(runner.discover(), instrumented(), strict=True):
-        back = re.sub(r"perform explorer\.stop\('\w+: ([a-z ]+)'\);", r"-- stop: \1", found.sql)
-        assert back.startswith(script.sql)
+        less = re.sub(r"\n *perform explorer\.stop\('\w+: [a-z ]+'\);", "", found.sql)
+        assert less.startswith(re.sub(r"\n *-- stop: [a-z ]+$", "", script.sql, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize(
