@@ -138,6 +138,12 @@ async def asks(ctx: Context, order: str) -> str:
     return "charged"
 
 
+@workflow(name="asks-patiently", version="1")
+async def asks_patiently(ctx: Context, order: str) -> str:
+    await ctx.call(Charge(order=order), unknown="hold")
+    return "charged"
+
+
 @workflow(name="naps", version="1")
 async def naps(ctx: Context, n: int) -> str:
     await ctx.sleep(seconds(0.05))
@@ -258,6 +264,6 @@ async def tidies(ctx: Context, order: str) -> str:
 FLOWS = Flows(
     [
         three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks, hears, either, hastens,
-        beside, joins, races, nests, tidies,
+        asks_patiently, beside, joins, races, nests, tidies,
     ]
 )  # fmt: skip

@@ -259,7 +259,7 @@ async def test_an_order_that_an_earlier_answer_makes_needless_stays_in_the_histo
     working: Working, client: Client, conn: Connection, forgetful: bool
 ) -> None:
     async with working(forgetful=forgetful):
-        started = await client.start(FLOWS.get("asks"), "A")
+        started = await client.start(FLOWS.get("asks-patiently"), "A")
         one = started.execution_id
         await reply(conn, "charge", Outcome("unknown", code="sent"), execution=one)
         held = await client.wait(one, seconds=30)
