@@ -97,7 +97,7 @@ class World:
             undoing=False,
             release=True,
             due=due,
-            guard=False,
+            guard=None,
             asks=kind == "asked",
         )
 

@@ -5,6 +5,7 @@ Each writes into a file of its own, as under a supervisor: who reads along would
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -133,7 +134,8 @@ def family_seconds(pid: int) -> float:
         for name in Path("/proc").iterdir()
         if name.name.isdigit() and parent_of(int(name.name)) == pid
     ]
-    return sum(map(int, fields[11:15])) / TICKS + sum(processor_seconds(child) for child in children)
+    each = [of[11:13] for child in children if (of := stat_of(child)) is not None]
+    return sum(map(int, itertools.chain(fields[11:15], *each))) / TICKS
 
 
 def parent_of(pid: int) -> int | None:

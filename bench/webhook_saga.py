@@ -107,7 +107,10 @@ def order(number: int) -> dict[str, Any]:
     return {"id": f"order-{number}", "customer": "ada", "total": 4200, "lines": lines}
 
 
-UNDER_WAY: Final[LiteralString] = "select count(*) from waypost.execution where finished_at is null"
+UNDER_WAY: Final[LiteralString] = """
+    select (select count(*) from waypost.execution where finished_at is null)
+         + (select count(*) from waypost.outbox where state in ('due', 'sending'))
+"""
 
 
 async def drained(deployment: Deployment) -> None:
