@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.crash import statements
-from tests.crash.points import SERVICES_OWN, Point
+from tests.crash.points import FOUND, SERVICES_OWN, Point
 from tests.crash.scenarios import REFUSED, SCENARIOS
 from tests.crash.stand import stands
 from tests.crash.survey import COMMIT, DEATHS, crash, survey
@@ -23,7 +23,9 @@ STANDS: Final = 4
 FEW_STANDS: Final = 3
 
 ELSEWHERE: Final = "tests/crash/test_crashed_commands.py"
-TRACED: Final = "with a collector only; tests/telemetry/test_traces.py kills a worker between commit and export"
+TRACED: Final = (
+    "with a collector only; tests/telemetry/test_traces.py kills a worker between commit and export"
+)
 NOT_HERE: Final = {
     "orchestrator.store.commits.COMMIT_TRACED": TRACED,
     "orchestrator.store.spans.DROP_OLD": TRACED,
@@ -50,7 +52,7 @@ TELLING: Final = (
     Point("worker", "commit", "orchestrator.store.workers.REGISTER", "", "lost"),
     Point("worker", "commit", COMMIT, "ended charge", "before"),
     Point("worker", "commit", COMMIT, "ended reserve", "lost"),
-    Point("relay", "commit", "relay.outbox.CLAIM", "stock.reserve", "lost"),
+    Point("relay", "commit", "relay.outbox.CLAIM", FOUND, "lost"),
     Point("relay", "send", "relay.wire.Wire.send", "bank.charge", "sent"),
     Point("receiver", "commit", "receiver.inbox.POST", "stock.reserve.done", "after"),
     Point("stock", "commit", "receiver.memory.SETTLE", "stock.reserve", "before"),
