@@ -171,14 +171,14 @@ async def test_a_commit_whose_answer_is_lost_is_looked_up_and_never_repeated_bli
     lost: list[int] = []
 
     async def answer_lost(
-        conn: Connection, turns: Sequence[Turn], *, me: str, **how: bool
+        conn: Connection, turns: Sequence[Turn], *, me: str, traced: bool
     ) -> dict[str, bool]:
         if len(lost) < 3:
             lost.append(len(turns))
             if took_effect:
-                await commits.commit(conn, turns, me=me, **how)
+                await commits.commit(conn, turns, me=me, traced=traced)
             raise psycopg.OperationalError("the connection is gone")
-        return await commits.commit(conn, turns, me=me, **how)
+        return await commits.commit(conn, turns, me=me, traced=traced)
 
     monkeypatch.setattr(committer, "commit", answer_lost)
     async with working() as moments:
