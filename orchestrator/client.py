@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from contracts import strict_json, trace
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
@@ -237,7 +237,7 @@ class Client:
             raise NotHeld(f"execution {execution_id} is {view.row.state}; only a held one can be resumed")
         if held.code not in STOPPING:
             raise NotHeld(f"execution {execution_id} waits for a decision about {held.path}: resolve that")
-        await self._order(view, {"order": "resume"}, path=None, by=by, reason=reason)
+        await self._order(view, {"order": "resume"}, path=None, by=by, reason=reason, once=True)
 
     async def cancel(self, execution_id: UUID | str, *, by: str, reason: str, undo: bool = True) -> None:
         """Ask an execution to end. From then on no ordinary step begins; what runs is withdrawn, and what was done is
@@ -281,11 +281,21 @@ class Client:
             raise OrderInvalid(f"verdict {verdict!r} at {path}: expected one of {', '.join(sorted(allowed))}")
         strict_json.encode(value, what="value", bytes_max=PAYLOAD_BYTES_MAX)
         order = {"order": "resolve", "verdict": verdict, "value": value}
-        await self._order(view, order, path=path, by=by, reason=reason)
+        await self._order(view, order, path=path, by=by, reason=reason, once=True)
 
     async def _order(
-        self, view: ExecutionView, order: dict[str, Json], *, path: str | None, by: str, reason: str
+        self,
+        view: ExecutionView,
+        order: dict[str, Json],
+        *,
+        path: str | None,
+        by: str,
+        reason: str,
+        once: bool = False,
     ) -> None:
+        """Post an order. One that is for `once` is about what holds the execution now: said again, because its answer
+        was lost, it is the same order.
+        """
         for what, words in (("name", by), ("reason", reason)):
             if not words.strip() or len(words) > WORDS_MAX or not words.isprintable():
                 raise OrderInvalid(
@@ -297,7 +307,7 @@ class Client:
             tenant=self._tenant,
             sender="waypost",
             source="waypost:operator",
-            event_id=str(uuid4()),
+            event_id=str(uuid5(UUID(view.row.execution_id), f"{held_at(view)} {said}") if once else uuid4()),
             digest=hashlib.sha256(said.encode()).digest(),
             data=said,
             execution=UUID(view.row.execution_id),
@@ -306,6 +316,11 @@ class Client:
         )
         await inbox.post(self._conn, [item])
         self._hint("execution")
+
+
+def held_at(view: ExecutionView) -> int:
+    """The position of the fact that says what holds the execution; 0 when there is none."""
+    return next((fact.position for fact in reversed(view.facts) if fact.kind == "held"), 0)
 
 
 def _uuid(text: UUID | str) -> str:
