@@ -161,3 +161,16 @@ async def test_what_is_at_an_end_or_stopped_cannot_be_cancelled(working: Working
             await client.cancel(done.execution_id, by="ann", reason="why not")
         with pytest.raises(NotOpen, match="resume it, then cancel it"):
             await client.cancel(stopped.execution_id, by="ann", reason="why not")
+
+
+async def test_an_order_that_is_said_again_is_the_same_order_until_something_else_holds(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working():
+        stopped = await client.start(FLOWS.get("buggy"), 1)
+        await client.wait(stopped.execution_id, seconds=30)
+    for reason in ("mended", "mended", "mended now"):
+        await client.resume(stopped.execution_id, by="ann", reason=reason)
+
+    cursor = await conn.execute("select data ->> 'reason' from waypost.inbox order by inbox_id")
+    assert await cursor.fetchall() == [("mended",), ("mended now",)]
