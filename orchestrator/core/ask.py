@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from orchestrator.core.errors import LimitExceeded
+from contracts.limits import SPAN_MAX
+from orchestrator.core.errors import LimitExceeded, UsageError
 from orchestrator.core.path import DEPTH_MAX
 from orchestrator.core.retry import ONCE, Retry
 
@@ -146,3 +147,10 @@ class Unwind:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
+
+
+def since(span: timedelta | None) -> timedelta | None:
+    """`span` as an ask may carry it. Raises UsageError outside of (0, ten years]."""
+    if span is not None and not timedelta(0) < span <= SPAN_MAX:
+        raise UsageError(f"a timeout of {span}: expected more than 0 and at most ten years")
+    return span

@@ -16,11 +16,11 @@ from pydantic.errors import PydanticUserError
 from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Action, Command, Effect, Event, command, plain
-from orchestrator.core.ask import Ask, Scope, Unwind
+from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
-from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError
+from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
-from orchestrator.core.machine import Machine, is_fault, since
+from orchestrator.core.machine import Machine
 from orchestrator.core.path import Frame
 from orchestrator.core.retry import STEP_RETRY, Retry
 
@@ -144,7 +144,7 @@ class Context:
         timeout outside of (0, ten years], for a name that cannot be part of a path, and for an at-most-once
         command that has neither `undo` nor `unknown`, or is itself an undo.
         """
-        self._machine.here()
+        self._machine.branches.here()
         typed = what if isinstance(what, Command) else None
         once = typed is not None and typed.effect_ is Effect.AT_MOST_ONCE
         action = sendable(typed.as_action() if typed else command(str(what), type, data).as_action())
@@ -208,7 +208,7 @@ class Context:
 
         Raises StepRefused, StepFailed (the tries ran out), OutcomeUnknown (timeout, workers that died).
         """
-        self._machine.here()
+        self._machine.branches.here()
         adapter = result_adapter(fn)
         ask = Ask(
             "step",
@@ -224,7 +224,7 @@ class Context:
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:
         """Wait for `span`, at most ten years, whatever restarts meanwhile. Raises UsageError outside of it."""
-        self._machine.here()
+        self._machine.branches.here()
         await suspend(Ask("timer", named(name), timeout=since(span)))
         return Elapsed()
 
@@ -267,7 +267,7 @@ class Context:
         Raises TimedOut after `timeout`, ReplyInvalid when what came does not fit the class, and UsageError for a
         type or a key that no event can have.
         """
-        self._machine.here()
+        self._machine.branches.here()
         type_ = kind if isinstance(kind, str) else kind.type_
         if not is_name(type_, IDENTITY_BYTES_MAX):
             raise UsageError(
@@ -342,7 +342,7 @@ class Context:
         span: timedelta | None = None,
     ) -> Any:
         try:
-            self._machine.here()
+            self._machine.branches.here()
             since(span)
             check_ops(mode, ops, least=least)
             fork = Fork(mode, ops, name=named(name))
@@ -371,7 +371,7 @@ class Context:
 
     def now(self) -> datetime:
         """The time of the fact that resumed this flow. It moves with facts, not with the clock."""
-        self._machine.here()
+        self._machine.branches.here()
         return self._machine.at
 
     def uuid(self) -> UUID:
@@ -396,9 +396,9 @@ class Saga:
         self._frame = Frame()
 
     async def __aenter__(self) -> None:
-        branch = self._branch = self._machine.here()
+        branch = self._branch = self._machine.branches.here()
         self._frame = branch.frame
-        branch.scope, branch.frame = self._machine.opens(self._name)
+        branch.scope, branch.frame = self._machine.branches.opens(self._name)
         self._scope = branch.scope
 
     async def __aexit__(
@@ -406,7 +406,7 @@ class Saga:
     ) -> None:
         if kind is GeneratorExit:
             return
-        branch = self._machine.here()
+        branch = self._machine.branches.here()
         if branch is not self._branch or branch.scope is not self._scope:
             raise TypeError("a saga is left in the branch that entered it, and after those inside of it")
         stopped: Cancelled | None = None

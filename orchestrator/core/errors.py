@@ -131,6 +131,9 @@ FAULTS: Final[tuple[type[Exception], ...]] = (
 )
 """Exceptions that only a new deploy can mend: they pass every scope without undoing, and hold."""
 
+MISUSES: Final = ("event loop", "already awaited", "being awaited already")
+"""What a RuntimeError says that comes of a program's own mistake."""
+
 UNSTORABLE: Final = "unstorable"
 """The code of a `held` fact after a turn that the database refused."""
 
@@ -155,6 +158,13 @@ NOT_THE_AUTHORS: Final = frozenset({"orchestrator", *sys.stdlib_module_names})
 
 DETAIL_MAX: Final = 2_000
 """Characters of an error's text that a journal keeps."""
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether only a new deploy can mend `error`: also a library that needs a loop, or a coroutine awaited twice."""
+    return isinstance(error, FAULTS) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in MISUSES)
+    )
 
 
 def storable(text: str) -> str:

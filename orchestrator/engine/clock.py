@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 
-from orchestrator.core.machine import BEGINNING
+from orchestrator.core.journal import BEGINNING
 
 
 class Clock:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from contracts.identifiers import message_id
 from orchestrator.core.fact import Fact
-from orchestrator.core.machine import Machine, TakenBack
+from orchestrator.core.journal import TakenBack
+from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from contracts.messages import Action
 from orchestrator import Cancelled, Context, Retry, command, local, seconds, workflow
 from orchestrator.core.context import Undo
-from orchestrator.core.errors import FlowError
-from orchestrator.core.machine import is_fault
+from orchestrator.core.errors import FlowError, is_fault
 from orchestrator.workflow import Workflow
 from tests.core.places import Place
 

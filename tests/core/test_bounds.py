@@ -10,7 +10,8 @@ import pytest
 
 from contracts.limits import FORK_WIDTH_MAX, OPEN_ASKS_MAX, RESUMES_MAX
 from orchestrator import Context, FlowError, UsageError, days, hours
-from orchestrator.core import machine as core
+from orchestrator.core import driver
+from orchestrator.core import machine as machine_module
 from orchestrator.core.errors import LimitExceeded
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import DEPTH_MAX, PATH_BYTES_MAX
@@ -59,7 +60,7 @@ def test_a_fork_that_was_too_wide_stays_so_in_replay_after_the_limit_was_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     journal = driven(wide).journal
-    monkeypatch.setattr(core, "FORK_WIDTH_MAX", FORK_WIDTH_MAX * 2)
+    monkeypatch.setattr(driver, "FORK_WIDTH_MAX", FORK_WIDTH_MAX * 2)
 
     again = Machine(flow_of(wide).program)
     again.replay(journal)
@@ -76,7 +77,7 @@ def test_a_fork_that_was_not_too_wide_stays_so_in_replay_after_the_limit_was_low
         return len(await ctx.all(*(ctx.call("s", "a") for _ in range(3))))
 
     flow = driven(asks)
-    monkeypatch.setattr(core, "FORK_WIDTH_MAX", 2)
+    monkeypatch.setattr(driver, "FORK_WIDTH_MAX", 2)
 
     done(flow, "all.0/a", "all.1/a", "all.2/a")
 
@@ -302,7 +303,7 @@ def test_an_execution_waits_for_at_most_two_thousand_things_at_once() -> None:
 
 
 def test_one_scope_has_at_most_two_thousand_things_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "UNDOS_MAX", 3)
+    monkeypatch.setattr(machine_module, "UNDOS_MAX", 3)
 
     async def asks(ctx: Context, n: int) -> None:
         await ctx.all(*(ctx.call("s", "a", undo=UNDO) for _ in range(n)))

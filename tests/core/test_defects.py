@@ -22,13 +22,17 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core import machine as machine_module
+from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.branch import Branch
+from orchestrator.core.branches import Branches
 from orchestrator.core.buffer import Buffer
 from orchestrator.core.context import Saga
+from orchestrator.core.driver import Driver
 from orchestrator.core.errors import NonDeterminism, ProgramFault, error_in
 from orchestrator.core.fact import Fact
 from orchestrator.core.fork import Fork
+from orchestrator.core.journal import Journal
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import Frame, segment
 from orchestrator.core.undoing import Undoing
@@ -605,8 +609,8 @@ def a_decision_made_at_each_load(patch: pytest.MonkeyPatch) -> None:
 
     def repeats(self: Machine, fact: Fact) -> None:
         sound(self, fact)
-        if error_in(fact.data).get("code") == "worker-lost" and self._past is not None:  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
-            self._decisions[fact.path] = fact.data  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        if error_in(fact.data).get("code") == "worker-lost" and self.journal.past is not None:
+            self.agenda.decisions[fact.path] = fact.data
 
     patch.setattr(Machine, "on_ended", repeats)
 
@@ -645,13 +649,13 @@ def fork_joined_before_its_branches(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_joined_twice(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._join  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Branches._join  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def join(self: Machine, fork: Fork) -> None:
+    def join(self: Branches, fork: Fork) -> None:
         fork.joined = False
         sound(self, fork)
 
-    patch.setattr(Machine, "_join", join)
+    patch.setattr(Branches, "_join", join)
 
 
 def error_does_not_stop_the_others(patch: pytest.MonkeyPatch) -> None:
@@ -687,40 +691,40 @@ def winner_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def deaf_loser_kept(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._ended  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Driver._ended  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def ended(self: Machine, branch: Branch, value: Json, error: BaseException | None) -> None:
+    def ended(self: Driver, branch: Branch, value: Json, error: BaseException | None) -> None:
         branch.told = branch.told and error is not None
         sound(self, branch, value, error)
 
-    patch.setattr(Machine, "_ended", ended)
+    patch.setattr(Driver, "_ended", ended)
 
 
 def cancelled_thrown_twice(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._stop_branch  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Branches.cancel
 
-    def stop(self: Machine, branch: Branch, reason: str) -> None:
+    def cancel(self: Branches, branch: Branch, reason: str) -> list[Ask]:
         branch.told = False
-        sound(self, branch, reason)
+        return sound(self, branch, reason)
 
-    patch.setattr(Machine, "_stop_branch", stop)
+    patch.setattr(Branches, "cancel", cancel)
 
 
 def cancel_during_undo_not_shielded(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._unwind  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Driver._unwind  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def unwind(self: Machine, scope: Scope, branch: Branch) -> None:
+    def unwind(self: Driver, scope: Scope, branch: Branch) -> None:
         sound(self, scope, branch)
         branch.shielded = False
 
-    patch.setattr(Machine, "_unwind", unwind)
+    patch.setattr(Driver, "_unwind", unwind)
 
 
 def cancel_forgotten_at_the_end_of_a_scope(patch: pytest.MonkeyPatch) -> None:
     sound = Saga.__aexit__
 
     async def leave(self: Saga, kind: Any, error: BaseException | None, trace: object) -> None:
-        branch = self._machine.here()  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        branch = self._machine.branches.here()  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
         pending, branch.pending = branch.pending, None
         await sound(self, kind, error, trace)
         branch.pending = pending
@@ -729,12 +733,12 @@ def cancel_forgotten_at_the_end_of_a_scope(patch: pytest.MonkeyPatch) -> None:
 
 
 def path_that_depends_on_where_a_stop_met_it(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._interrupt  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Branches._interrupt  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def interrupt(self: Machine, branch: Branch, request: object) -> None:
+    def interrupt(self: Branches, branch: Branch, request: object) -> None:
         sound(self, branch, request if isinstance(request, Fork) else None)
 
-    patch.setattr(Machine, "_interrupt", interrupt)
+    patch.setattr(Branches, "_interrupt", interrupt)
 
 
 def branches_that_share_their_count(patch: pytest.MonkeyPatch) -> None:
@@ -780,27 +784,27 @@ def undoing_that_cannot_be_given_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def undoing_that_does_not_wait_for_a_person(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._next_undo  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Driver._next_undo  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def eager(self: Machine) -> None:
-        failed = self.undoing.current if self.held is not None else None
+    def eager(self: Driver) -> None:
+        failed = self.undoing.current if self.agenda.held is not None else None
         if failed is not None:
-            self._needs.clear()  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
-            self._go_on(self.undoing.over(failed, stands=True))  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+            self.agenda.needs.clear()
+            self.undone(self.undoing.over(failed, stands=True))
         sound(self)
 
-    patch.setattr(Machine, "_next_undo", eager)
+    patch.setattr(Driver, "_next_undo", eager)
 
 
 def stopped_turn_that_takes_messages_back(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._forget_beyond  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Journal.forget_beyond
 
-    def forget(self: Machine, position: int, kept: int) -> None:
+    def forget(self: Journal, position: int, kept: int) -> None:
         back = list(self.taken_back)
         sound(self, position, kept)
         self.taken_back = back
 
-    patch.setattr(Machine, "_forget_beyond", forget)
+    patch.setattr(Journal, "forget_beyond", forget)
 
 
 def event_given_twice(patch: pytest.MonkeyPatch) -> None:
@@ -820,34 +824,34 @@ def newest_event_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def newest_wait_first(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._gift  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Agenda._gift  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def gift(self: Machine) -> tuple[str, dict[str, Json]] | None:
+    def gift(self: Agenda) -> tuple[str, dict[str, Json]] | None:
         asks, self.open = self.open, dict(reversed(self.open.items()))
         found = sound(self)
         self.open = asks
         return found
 
-    patch.setattr(Machine, "_gift", gift)
+    patch.setattr(Agenda, "_gift", gift)
 
 
 def withdrawn_wait_consumes(patch: pytest.MonkeyPatch) -> None:
-    sound = Machine._withdraw  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+    sound = Driver._withdraw  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
-    def withdraw(self: Machine, ask: Ask) -> None:
+    def withdraw(self: Driver, ask: Ask) -> None:
         sound(self, ask)
-        for event in list(self._buffer):  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        for event in list(self.agenda.buffer):
             if ask.is_event and event.data["type"] == ask.args["type"]:
-                self._buffer.take(event.position)  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+                self.agenda.buffer.take(event.position)
 
-    patch.setattr(Machine, "_withdraw", withdraw)
+    patch.setattr(Driver, "_withdraw", withdraw)
 
 
 def gift_computed_again_in_replay(patch: pytest.MonkeyPatch) -> None:
     sound = Machine._event_of  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
 
     def event_of(self: Machine, fact: Fact) -> Json:
-        oldest = next(iter(self._buffer)).position  # pyright: ignore[reportPrivateUsage]  # the defect is planted inside
+        oldest = next(iter(self.agenda.buffer)).position
         return sound(self, Fact(fact.position, fact.kind, fact.path, {"of": oldest}, fact.at))
 
     patch.setattr(Machine, "_event_of", event_of)

@@ -236,7 +236,7 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
                ask.retry_at if ask.retry_at is not None and ask.retry_at > now else None)
         for path, (_, ask) in machine.open.items()
     }  # fmt: skip
-    branches = list(machine._branches)  # pyright: ignore[reportPrivateUsage]  # all of it
+    branches = list(machine.branches.alive)
     kept = {
         **machine.undoing.unsettled,
         **{
@@ -258,7 +258,7 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
              branch.shielded, branch.pending, branch.at and branch.at.path)
             for branch in branches
         ],
-        "events": [event.position for event in machine._buffer],  # pyright: ignore[reportPrivateUsage]  # all of it
+        "events": [event.position for event in machine.agenda.buffer],
         "held": held and (held.code, held.path, held.reason, held.entry and held.entry.path),
         "undone": machine.undoing.undone, "stands": machine.undoing.stands, "undoing": bool(machine.undoing),
         "passed": machine.undoing.passed, "wanted": machine.undoing.wanted, "new": machine.new,

@@ -1,0 +1,249 @@
+"""What a program says becomes facts: what it asks, what it takes back, what is undone, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from contracts.errors import NotEncodable, TooLarge
+from contracts.limits import CALL_TIMEOUT, FORK_WIDTH_MAX, OPEN_ASKS_MAX
+from orchestrator.core.agenda import Agenda
+from orchestrator.core.ask import Ask, Entry, Scope
+from orchestrator.core.branch import Branch
+from orchestrator.core.branches import Branches, End
+from orchestrator.core.errors import (
+    Cancelled,
+    Halt,
+    LimitExceeded,
+    ProgramFault,
+    in_full,
+    is_fault,
+    reason_of,
+    storable,
+)
+from orchestrator.core.fact import Fact
+from orchestrator.core.finished import finished
+from orchestrator.core.fork import Fork
+from orchestrator.core.journal import ClosedWait, Journal
+from orchestrator.core.path import undo_path
+from orchestrator.core.retry import ONCE, UNDO_RETRY
+from orchestrator.core.status import Status
+from orchestrator.core.undoing import Held, Undoing
+
+Json = Any
+
+
+class Driver:
+    """Lets the branches of a program go on until all are blocked, and writes down what they say.
+
+    `status` and `result` are its end, once it has one.
+    """
+
+    __slots__ = ("agenda", "branches", "journal", "result", "status", "undoing")
+
+    def __init__(self, journal: Journal, agenda: Agenda, branches: Branches, undoing: Undoing) -> None:
+        self.journal = journal
+        self.agenda = agenda
+        self.branches = branches
+        self.undoing = undoing
+        self.status = Status.OPEN
+        self.result: Json = None
+
+    def drive(self) -> None:
+        """Until every branch is blocked. Raises a Halt when the execution must be held."""
+        branches = self.branches
+        while True:
+            while branches.ready:
+                self._go_on(*branches.next())
+            self._next_undo()
+            if not branches.ready:
+                return
+
+    def _go_on(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        if branch.over:  # it was stopped before it was started
+            return
+        if branch.ending is not None:  # its scope is undone now
+            self._over(branch, *branch.ending)
+            return
+        request = self.branches.run(branch, value, error)
+        if isinstance(request, Ask):
+            self._ask(branch, request)
+        elif isinstance(request, End):
+            self._ended(branch, request.value, request.error)
+        elif isinstance(request, Fork):
+            self._fork(branch, request)
+        elif request is not None:
+            self._unwind(request.scope, branch)
+
+    # ---- asking --------------------------------------------------------------------------------------------
+
+    def _ask(self, branch: Branch, ask: Ask) -> None:
+        agenda, journal = self.agenda, self.journal
+        if len(agenda.open) >= OPEN_ASKS_MAX:
+            raise LimitExceeded(f"open_asks_max: {OPEN_ASKS_MAX} asks are open")
+        ask.path = branch.frame.next(ask.name)
+        data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
+        if ask.timeout is not None:
+            data["due"] = journal.due_in(ask.timeout)
+        if ask.undo is not None:
+            data["undo"] = making_undo(ask.path, ask.undo, False, None)
+        if ask.at_most_once:
+            data["effect"] = "at_most_once"
+        fact = journal.recall("asked", ask.path, data)
+        if fact is None:
+            text, unfit = self._fit(data, ask)
+            fact = journal.say("asked", ask.path, unfit or data, text)
+        agenda.add(branch, ask, fact)
+        if "unfit" in fact.data:
+            agenda.decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
+        elif ask.undo is not None:
+            self.undoing.register(ask, fact.data.get("undo"), branch.scope)
+
+    def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:
+        """`data` as text; or, when it cannot be stored, the ask as it is recorded instead: refused."""
+        try:
+            return self.journal.encoded(data, what=f"{ask.kind} {ask.path}"), None
+        except (NotEncodable, TooLarge) as error:
+            code = "too-large" if isinstance(error, TooLarge) else "not-encodable"
+            return None, {
+                "kind": ask.kind,
+                "name": ask.name,
+                "unfit": {"code": code, "detail": storable(str(error))},
+            }
+
+    def close(self, ask: Ask, fact: Fact) -> None:
+        """`fact` ends the waiting at `ask`."""
+        self.agenda.close(ask)
+        if ask.kind == "event" and self.journal.is_new(fact):
+            self.journal.closed_waits.append(ClosedWait(ask, fact.position))
+
+    def withdraw(self, asks: Iterable[Ask]) -> None:
+        """Nobody waits for `asks` any more. What may be under way has to settle, unless its time was over before."""
+        for ask in asks:
+            self._withdraw(ask)
+
+    def _withdraw(self, ask: Ask) -> None:
+        settled = self.agenda.is_over(ask)
+        fact = self.journal.produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
+        was_sent = self.agenda.decisions.pop(ask.path, None) is None
+        self.close(ask, fact)
+        if settled:
+            return
+        self.undoing.withdrawn(ask, fact)
+        if was_sent and self.journal.is_new(fact):
+            self.journal.takes_back(ask, fact.position)
+
+    # ---- branches ------------------------------------------------------------------------------------------
+
+    def _fork(self, branch: Branch, fork: Fork) -> None:
+        branch.at = fork
+        path = branch.frame.next(fork.name)
+        if self._is_too_wide(fork, path):
+            self._refuse(branch, fork, path)
+        else:
+            self.branches.fork(branch, fork, path)
+
+    def _is_too_wide(self, fork: Fork, path: str) -> bool:
+        """As recorded; else by the limit of today. So a replay is the same after the limit was raised."""
+        recorded = self.journal.recorded()
+        if recorded is None:
+            return fork.width > FORK_WIDTH_MAX
+        return recorded.says() == ("asked", path, "fork", fork.name)
+
+    def _refuse(self, branch: Branch, fork: Fork, path: str) -> None:
+        detail = f"fork_width_max: {fork.name} of {fork.width} branches, at most {FORK_WIDTH_MAX}"
+        fork.close()
+        error = {"code": "too-wide", "detail": detail}
+        fact = self.journal.produce("asked", path, {"kind": "fork", "name": fork.name, "unfit": error})
+        ask = Ask("fork", fork.name)
+        ask.path = path
+        self.agenda.add(branch, ask, fact)
+        self.agenda.decisions[path] = {"outcome": "refused", "error": fact.data["unfit"]}
+
+    def _ended(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        """The coroutine of `branch` is over. A branch with a scope of its own undoes what it did, if it failed."""
+        if error is not None and is_fault(error):
+            raise ProgramFault(in_full(error)) from error
+        if not branch.scoped:
+            self._over(branch, value, error)
+            return
+        if error is None and branch.told:  # it went on to its end, and lost all the same
+            error, branch.pending = Cancelled(branch.pending or "a sibling decided"), None
+        branch.ending = (value, error)
+        if error is None:
+            branch.scope.merge()
+            self._over(branch, value, None)
+        else:
+            self._unwind(branch.scope, branch)
+
+    def _over(self, branch: Branch, value: Json, error: BaseException | None) -> None:
+        """`branch` is over and undone; if it is the program, all is."""
+        for ask in self.branches.over(branch, value, error):
+            self._withdraw(ask)
+        if branch is self.branches.root:
+            self._finish(value, error, list(branch.scope.entries))
+
+    def _finish(self, value: Json, error: BaseException | None, standing: list[str]) -> None:
+        status, result, data, text = finished(self.journal, self.undoing, standing, value, error)
+        self.journal.produce("finished", "", data, text)
+        self.status, self.result = status, result
+        self.agenda.clear()
+
+    # ---- undoing -------------------------------------------------------------------------------------------
+
+    def _unwind(self, scope: Scope, branch: Branch) -> None:
+        branch.shielded = True
+        if not self.undoing.unwind(scope, branch):
+            self.undone([branch])
+
+    def undone(self, branches: Sequence[Branch]) -> None:
+        """What `branches` had to undo is undone: they go on."""
+        for branch in branches:
+            branch.shielded = False
+            self.branches.resume(branch)
+
+    def _next_undo(self) -> None:
+        """One undo at a time, and none while a person is needed."""
+        entry = self.undoing.next() if self.undoing and not self.agenda.needs else None
+        if entry is not None:
+            self.undoing.current = entry
+            self.ask_undo(entry)
+
+    def ask_undo(self, entry: Entry) -> None:
+        """Ask, once more perhaps, to undo `entry`; a person, when nobody knows how."""
+        entry.tries += 1
+        path = undo_path(entry.path, entry.tries)
+        action = entry.action
+        if action is None:
+            self.agenda.hold(Held("undo-unknown", path, f"nobody knows how to undo {entry.path}", entry))
+            return
+        local = action["do"] == "step"
+        ask = Ask("undo", entry.path, action, retry=UNDO_RETRY if local else ONCE)
+        ask.path, ask.entry = path, entry
+        data: dict[str, Json] = {"kind": "undo", "name": entry.path, "args": action, "known": entry.known}
+        if not local:
+            data["due"] = self.journal.due_in(CALL_TIMEOUT)
+        if not entry.local and entry.asked_at is not None:
+            data["undoes_at"] = entry.asked_at.isoformat()
+        self.agenda.add(self.undoing.branch_of(entry), ask, self.journal.produce("asked", path, data))
+
+    def undo_ended(self, ask: Ask, fact: Fact) -> None:
+        """An undo was done; or it was not, and a person is asked."""
+        entry = self.undoing.current
+        assert entry is not None, f"{fact}: no undo runs"
+        assert entry is ask.entry, f"{fact} ends an undo that does not run"
+        del self.agenda.open[ask.path]
+        if fact.data["outcome"] == "done":
+            self.undone(self.undoing.over(entry, stands=False))
+        else:
+            self.agenda.hold(Held("undo-failed", ask.path, reason_of(fact.data), entry))
+
+
+def making_undo(path: str, undo: Callable[[bool, Json], Json], known: bool, value: Json) -> Json:  # noqa: FBT001  # the undo's own shape
+    """What would undo what stands at `path`, as data. Raises ProgramFault when the program cannot say."""
+    try:
+        return undo(known, value)
+    except Halt:
+        raise
+    except BaseException as error:
+        raise ProgramFault(f"the undo of {path} raised {in_full(error)}") from error

@@ -1,0 +1,176 @@
+"""What a program and the world have said: what was recorded, and what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from contracts import strict_json
+from orchestrator.core.ask import Ask
+from orchestrator.core.errors import LimitExceeded, NonDeterminism
+from orchestrator.core.fact import BYSTANDERS, Fact, saying
+from orchestrator.core.past import Past
+
+Json = Any
+
+BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A message that nobody waits for any more, and the position of the fact that says so."""
+
+    path: str
+    asked_at: datetime
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWait:
+    """A wait for an event that is over, and the position of the fact that says so."""
+
+    ask: Ask
+    position: int
+
+
+class Journal:
+    """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed.
+
+    `taken_back` and `closed_waits` are what else follows from `new`. `past` is what was recorded, while the program
+    runs through it: then what the program says is compared, and is new where nothing was recorded. A worker's
+    death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
+    """
+
+    __slots__ = (
+        "at", "closed", "closed_waits", "facts_max", "new", "on_death", "past", "payload_max", "position", "present",
+        "taken_back",
+    )  # fmt: skip
+
+    def __init__(self, *, facts_max: int, payload_max: int, on_death: Callable[[Fact], None]) -> None:
+        self.facts_max = facts_max
+        self.payload_max = payload_max
+        self.on_death = on_death
+        self.position = 0
+        self.at = BEGINNING
+        self.present = BEGINNING
+        self.new: list[Fact] = []
+        self.taken_back: list[TakenBack] = []
+        self.closed_waits: list[ClosedWait] = []
+        self.past: Past | None = None
+        self.closed = False
+
+    # ---- the program speaks --------------------------------------------------------------------------------
+
+    def produce(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
+        """Record what the program says; in the past, check that it said so then.
+
+        Raises NonDeterminism, LimitExceeded, and NotEncodable or TooLarge for what cannot be stored.
+        """
+        return self.recall(kind, path, data) or self.say(kind, path, data, text)
+
+    def recall(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
+        """What was recorded when the program said this; None when that is new. The recorded fact wins."""
+        past = self.past
+        recorded = self.recorded() if past is not None else None
+        if past is None or recorded is None:
+            return None
+        if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
+            raise NonDeterminism(
+                f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
+                f"{recorded.position}; the program says {saying(kind, path, data)}"
+            )
+        past.take()
+        self.position = recorded.position
+        return recorded
+
+    def say(self, kind: str, path: str, data: dict[str, Json], text: str | None = None) -> Fact:
+        """A new fact; `text` is `data` in JSON, where that is known."""
+        if self.closed:
+            return Fact(self.position, kind, path, data, self.at)
+        if self.position >= self.facts_max:
+            raise LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}")
+        self.position += 1
+        fact = Fact(
+            self.position, kind, path, data, self.at, text or self.encoded(data, what=f"{kind} {path}")
+        )
+        self.new.append(fact)
+        return fact
+
+    def recorded(self) -> Fact | None:
+        """The next recorded fact that the program should see. A worker's death on the way to it counts."""
+        past = self.past
+        if past is None:
+            return None
+        fact = past.recorded()
+        self.position = max(self.position, past.position)
+        while past.deaths:
+            self.on_death(past.deaths.pop(0))
+        return fact
+
+    def due_in(self, span: timedelta) -> str:
+        """When `span` has passed from now on, as facts say it."""
+        return (max(self.at, self.present) + span).isoformat()
+
+    # ---- the world speaks ----------------------------------------------------------------------------------
+
+    def hear(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> Fact:
+        """A new fact that drives the program. Raises LimitExceeded."""
+        if self.position >= self.facts_max:
+            raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
+        self.position += 1
+        fact = Fact(self.position, kind, path, data, self.at, text, actor)
+        self.new.append(fact)
+        return fact
+
+    def remark(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str) -> None:
+        """A new fact for people and for the projection; the program does not see it."""
+        assert kind in BYSTANDERS, kind
+        self.position += 1
+        self.at = max(self.at, at)
+        self.new.append(Fact(self.position, kind, path, data, self.at, self.encoded(data, what=kind), actor))
+
+    # ---- what is new ---------------------------------------------------------------------------------------
+
+    def take_new(self) -> list[Fact]:
+        """The facts that are not yet committed; they are the caller's from now on."""
+        facts, self.new = self.new, []
+        return facts
+
+    def is_new(self, fact: Fact) -> bool:
+        """Whether `fact`, the last one, is not yet in the journal."""
+        return bool(self.new) and self.new[-1] is fact
+
+    def takes_back(self, ask: Ask, position: int) -> None:
+        """The message of `ask` is not needed any more: so says the fact at `position`, which is new."""
+        if ask.is_message and ask.asked_at is not None:
+            self.taken_back.append(TakenBack(ask.path, ask.asked_at, position))
+
+    def forget_beyond(self, position: int, kept: int) -> None:
+        """Nothing that a stopped program said counts, nor what follows from it: it will say it again.
+
+        The first `kept` of what is new stay.
+        """
+        del self.new[kept:]
+        self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
+        self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
+        self.position = position
+
+    def check_complete(self, known: int) -> None:
+        """Raises NonDeterminism when more than the first `known` of what is new was said in the past."""
+        if len(self.new) > known:
+            first = self.new[known]
+            raise NonDeterminism(
+                f"the journal ends at position {first.position - 1}; "
+                f"the program says {saying(first.kind, first.path, first.data)} before its end"
+            )
+
+    def encoded(self, data: dict[str, Json], *, what: str) -> str:
+        """`data` in JSON. Raises NotEncodable, and TooLarge for a part beyond `payload_max` bytes."""
+        text = strict_json.encode(data, what=what)
+        if len(text) * 4 > self.payload_max:
+            for part in ("args", "undo", "value", "input", "output", "error"):
+                if part in data:
+                    strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=self.payload_max)
+        return text
