@@ -22,12 +22,14 @@ from orchestrator.store.database import Connection, connection_arguments
 from orchestrator.store.executions import Claim
 from orchestrator.store.starts import NewExecution
 from relay import outbox
+from relay.delivery import Answer, Delivered
 
 FLOW: Final = ("bench", "1")
 ENDPOINT: Final = "service"
 COMMAND: Final = "bench.act"
 BATCH: Final = 100
 HOUR: Final = timedelta(hours=1)
+TAKEN: Final = Answer(status=202, reached=True)
 
 
 class World:
@@ -77,10 +79,14 @@ class World:
         await commits.commit(self.conn, turns, me=self.me)
 
     async def send(self, limit: int) -> list[outbox.Message]:
-        """Claim messages, as the relay does before it posts them."""
-        return await outbox.claim(
+        """Claim messages and settle them as delivered, as the relay does: their services have said 202."""
+        messages = await outbox.claim(
             self.conn, token=uuid4(), limit=limit, room=limit, busy={}, timeout_max=HOUR, margin=HOUR
         )
+        await outbox.deliver(
+            self.conn, [outbox.Result(message, TAKEN, Delivered(), None) for message in messages]
+        )
+        return messages
 
     def _turn(self, claim: Claim, kind: str, *, due: datetime | None, status: str = "open") -> Turn:
         fact = Fact(claim.position + 1, kind, "act", {}, claim.at, text="{}")

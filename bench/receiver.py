@@ -1,7 +1,7 @@
 """How many signed replies per second the receiver stores durably, beside a bare handler that keeps nothing.
 
 A round posts new replies to the receiver and to the bare handler, in turns, over the same connections, with the same
-bytes. Each reply answers a command of its own that the relay has claimed, so it is verified, stored, numbered and
+bytes. Each reply answers a command of its own that its service has, so it is verified, stored, numbered and
 wakes its execution before the receiver says 202. Afterwards the database holds as many pieces of mail as there were
 202s.
 """
@@ -39,7 +39,7 @@ OF_BARE_MIN: Final = 0.4
 CONNECTIONS: Final = 128
 WARM_UP_SECONDS: Final = 1.0
 WINDOW_SECONDS: Final = 3.0
-RATE_MAX: Final = 8_000
+RATE_MAX: Final = 16_000
 """Replies per second that are made ready; a receiver that takes more ends the measurement with an error."""
 PATH: Final = f"/events/default/{ENDPOINT}"
 
@@ -138,7 +138,7 @@ def start(parts: Processes) -> dict[str, int]:
 
 
 async def answers(world: World, number: int) -> list[tuple[str, bytes]]:
-    """Replies to `number` commands that were just claimed to be sent, as the participant helper makes them."""
+    """Replies to `number` commands that were delivered, as the participant helper makes them."""
     found: list[tuple[str, bytes]] = []
     while len(found) < number:
         await world.start(BATCH)
@@ -202,7 +202,7 @@ NOTES: Final = (
         "client that made and signed them beforehand. The ratio is the median over the pairs."
     ),
     (
-        "Each is a signed reply to a command of its own, 202 means stored, numbered and the execution woken, in a "
-        "commit with fsync; what was accepted is counted in the database."
+        "Each is a signed reply to a command of its own that was delivered, 202 means stored, numbered and the "
+        "execution woken, in a commit with fsync; what was accepted is counted in the database."
     ),
 )

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from contracts import trace
 from contracts.envelope import Envelope
-from contracts.errors import NotAllowed
-from contracts.replies import CAUSATION, Asked, as_uuid, said_by
-from receiver.inbox import MailItem
+from contracts.errors import ContractViolation, MalformedEvent, NotAllowed
+from contracts.replies import CAUSATION, SUFFIXES, Said, as_uuid, said_by
+from receiver.inbox import MailItem, PostOutcome
 from receiver.senders import Sender
 
 
@@ -36,18 +36,16 @@ class Arrival:
         return cls(sender, webhook_id, envelope, body, causation, asked_at)
 
 
-def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
-    """The mail that `arrival` is; `asked` is our command that it names, if it names one.
+def mail_of(arrival: Arrival) -> MailItem:
+    """The mail that `arrival` is.
 
-    What names a message that we never sent, and is named like a reply, is kept as one that matches nothing.
+    What names a message, and is named like a reply, is one; whether it fits the message is looked at when it is
+    stored. What names a message that we never sent is kept as one that matches nothing.
 
-    Raises NotAllowed for a source that is ours, or for a reply to somebody else's command; MalformedEvent for
-    a reply whose type or data is none.
+    Raises NotAllowed for a source that is ours, MalformedEvent for a reply whose data is none.
     """
     envelope = arrival.envelope
-    if asked is not None and asked.replies_from != arrival.sender.name:
-        raise NotAllowed("the command that the reply names was sent to an endpoint for which others speak")
-    said = said_by(envelope, asked)
+    said = said_by(envelope, None)
     return MailItem(
         tenant=arrival.sender.tenant_id,
         kind="event" if said.kind is None else "reply",
@@ -59,11 +57,30 @@ def mail_of(arrival: Arrival, asked: Asked | None) -> MailItem:
         key=envelope.subject or "",
         digest=said.digest,
         data=said.data,
-        causation=arrival.causation if asked is not None else None,
+        causation=arrival.causation,
+        command=None if arrival.causation is None else answered(envelope, said),
         body=arrival.body,
         traceparent=joined(envelope.extensions.get("traceparent")),
         asked_at=arrival.asked_at,
     )
+
+
+def answered(envelope: Envelope, said: Said) -> str:
+    """The type of the command that a reply means to answer; of what is no reply an empty one, which none has."""
+    return "" if said.kind is None else envelope.type.removesuffix(f".{said.kind}")
+
+
+def fault_of(outcome: PostOutcome) -> ContractViolation | None:
+    """What is wrong with a reply that does not fit the command that it names; None when it was stored."""
+    match outcome:
+        case "foreign":
+            return NotAllowed(
+                "the command that the reply names was sent to an endpoint for which others speak"
+            )
+        case "misfit":
+            return MalformedEvent([f"type: expected the command's type and one of {', '.join(SUFFIXES)}"])
+        case _:
+            return None
 
 
 def joined(traceparent: object) -> str | None:

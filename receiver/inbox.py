@@ -11,20 +11,19 @@ from uuid import UUID
 
 import psycopg
 
-from contracts.replies import Asked
-
 Connection = psycopg.AsyncConnection[Any]
 MailKind = Literal["reply", "event", "order", "result", "child"]
-PostOutcome = Literal["stored", "duplicate", "conflict", "stale"]
+PostOutcome = Literal["stored", "duplicate", "conflict", "stale", "foreign", "misfit"]
 Answer = Literal["mail", "event", "unmatched"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, since there are thousands a second: it costs half as much
 class MailItem:
     """Something for executions, named by (tenant, sender, source, event_id): of two under one name the first
     counts.
 
-    How it is addressed: a reply by `causation`, the message it answers; an event by `type` and `key`; all
+    How it is addressed: a reply by `causation`, the message it answers, which is looked at when `command` says of
+    which type it has to be; an event by `type` and `key`; all
     else by `execution`, with `epoch` and `path` of the ask. `data` is JSON text. `digest` tells a repetition
     from something else under the same name. In the trace of an event's `traceparent` goes on what it starts. Mail
     that an execution caused names the fact it comes from: it is stored only if the journal has that fact. `asked_at`
@@ -42,6 +41,7 @@ class MailItem:
     type: str | None = None
     key: str | None = None
     causation: UUID | None = None
+    command: str | None = None
     execution: UUID | None = None
     epoch: int | None = None
     path: str | None = None
@@ -55,7 +55,11 @@ class MailItem:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What became of an item, and what its first sender was told; a stale item has neither id nor answer."""
+    """What became of an item, and what its first sender was told.
+
+    What was not stored has neither id nor answer: stale mail; foreign and misfit replies, which their sender may not
+    give, or which are none to a command of that type.
+    """
 
     outcome: PostOutcome
     inbox_id: int | None
@@ -69,7 +73,7 @@ CALL: Final[LiteralString] = """
                %(digests)b::bytea[], %(datas)b::text[]::jsonb[], %(causations)b::uuid[],
                %(executions)b::uuid[], %(epochs)b::int[], %(paths)b::text[], %(bodies)b::bytea[],
                %(from_executions)b::uuid[], %(from_positions)b::bigint[], %(from_fences)b::bigint[], p_now =>
-               %(now)s::timestamptz, p_trace => %(traceparents)b::text[])
+               %(now)s::timestamptz, p_trace => %(traceparents)b::text[], p_command => %(commands)b::text[])
 """
 
 POST: Final[LiteralString] = (
@@ -123,6 +127,7 @@ async def post(
         "digests": [item.digest for item in items],
         "datas": column(item.data for item in items),
         "causations": column(item.causation for item in items),
+        "commands": column(item.command for item in items),
         "executions": column(item.execution for item in items),
         "epochs": column(item.epoch for item in items),
         "paths": column(item.path for item in items),
@@ -144,25 +149,6 @@ def column(values: Iterable[object]) -> list[object] | None:
     """An array of `values`; none at all when all are null: unnest fills up what an array lacks."""
     array = list(values)
     return array if any(value is not None for value in array) else None
-
-
-ASKED: Final[LiteralString] = """
-    select o.tenant_id, o.message_id, convert_from(o.body, 'UTF8')::jsonb ->> 'type',
-           coalesce(e.replies_from, o.endpoint)
-      from unnest(%(tenants)s::int[], %(messages)s::uuid[]) as t(tenant_id, message_id)
-      join waypost.outbox o using (tenant_id, message_id)
-      left join waypost.endpoint e on e.tenant_id = o.tenant_id and e.name = o.endpoint
-"""
-
-
-async def asked(conn: Connection, messages: Sequence[tuple[int, UUID]]) -> dict[tuple[int, UUID], Asked]:
-    """Those of `messages`, each a tenant and a message id, that we have sent."""
-    parameters = {
-        "tenants": [tenant for tenant, _ in messages],
-        "messages": [message for _, message in messages],
-    }
-    rows = await (await conn.execute(ASKED, parameters)).fetchall()
-    return {(tenant, message): Asked(kind or "", sender) for tenant, message, kind, sender in rows}
 
 
 def is_transient(error: BaseException) -> bool:

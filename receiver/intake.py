@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
@@ -21,10 +21,14 @@ from contracts.errors import ContractViolation, Unavailable
 from contracts.limits import RECEIVE_TRIES_MAX, RETRY_AFTER_SECONDS
 from contracts.observer import Observer
 from receiver import inbox
-from receiver.arrivals import Arrival, mail_of
+from receiver.arrivals import Arrival, fault_of, mail_of
+from receiver.deadlines import Deadlines
 from receiver.inbox import Connection, MailItem, Posted
 from receiver.senders import CONNECTION_SECONDS
 from receiver.settings import ReceiverSettings
+
+PAUSE_SECONDS: Final = 0.01
+"""Before the second try of a transaction; later ones wait longer, by chance."""
 
 
 class Unstorable(ContractViolation):
@@ -84,6 +88,7 @@ class Intake:
         self.observer = observer
         self.hint = hint
         self.queue: deque[Waiting] = deque()
+        self.deadlines: Deadlines[Posted] = Deadlines(settings.wait_seconds, unavailable)
         self.writers: set[asyncio.Task[None]] = set()
         self.writing = 0
 
@@ -94,19 +99,15 @@ class Intake:
         the database did not answer in time: then the arrival may have been stored, and sending it again is
         right.
         """
-        loop = asyncio.get_running_loop()
-        waiting = Waiting(arrival, loop.create_future())
+        waiting = Waiting(arrival, asyncio.get_running_loop().create_future())
         self.queue.append(waiting)
+        self.deadlines.add(waiting.told)
         if self.writing < self.settings.writers:
             self.writing += 1
             writer = asyncio.create_task(self._write())
             self.writers.add(writer)
             writer.add_done_callback(self.writers.discard)
-        too_late = loop.call_later(self.settings.wait_seconds, give_up, waiting)
-        try:
-            return await waiting.told
-        finally:
-            too_late.cancel()
+        return await waiting.told
 
     async def drain(self) -> None:
         """Return when nothing waits any more."""
@@ -151,16 +152,23 @@ class Intake:
 
     async def _post(self, held: Held, arrivals: Sequence[Arrival]) -> Sequence[Posted | Exception]:
         """Store a batch, again when that failed for a passing reason. Raises what remains in the way."""
-        async for attempt in AsyncRetrying(
-            stop=stop_after_attempt(RECEIVE_TRIES_MAX),
-            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+        try:
+            return await self._try(held, arrivals)
+        except Exception as error:
+            if not self._is_passing(error):
+                raise
+        # What tries again costs as much as a small batch, so the first try goes without it.
+        await asyncio.sleep(PAUSE_SECONDS)
+        return await AsyncRetrying(
+            stop=stop_after_attempt(RECEIVE_TRIES_MAX - 1),
+            wait=wait_random_exponential(multiplier=2 * PAUSE_SECONDS, max=0.5),
             retry=retry_if_exception(self._is_passing),
             reraise=True,
-        ):
-            with attempt:
-                async with asyncio.timeout(self.settings.wait_seconds), held as conn:
-                    return await self._store(conn, arrivals)
-        raise AssertionError("the last attempt returns or raises")
+        )(self._try, held, arrivals)
+
+    async def _try(self, held: Held, arrivals: Sequence[Arrival]) -> Sequence[Posted | Exception]:
+        async with asyncio.timeout(self.settings.wait_seconds), held as conn:
+            return await self._store(conn, arrivals)
 
     def _is_passing(self, error: BaseException) -> bool:
         if isinstance(error, PoolTimeout) or not inbox.is_transient(error):
@@ -170,21 +178,16 @@ class Intake:
 
     async def _store(self, conn: Connection, arrivals: Sequence[Arrival]) -> Sequence[Posted | Exception]:
         """In which order mail and errors stand that is of their arrivals."""
-        named = {(arrival.sender.tenant_id, cause) for arrival in arrivals if (cause := arrival.causation)}
-        asked = await inbox.asked(conn, sorted(named)) if named else {}
         told: list[Posted | Exception | None] = [None] * len(arrivals)
         items: list[tuple[int, MailItem]] = []
         for index, arrival in enumerate(arrivals):
-            cause = arrival.causation
             try:
-                command = asked.get((arrival.sender.tenant_id, cause)) if cause else None
-                items.append((index, mail_of(arrival, command)))
+                items.append((index, mail_of(arrival)))
             except ContractViolation as error:
                 told[index] = error
-        for (index, _), answer in zip(
-            items, await self._split(conn, [item for _, item in items]), strict=True
-        ):
-            told[index] = answer
+        answers = await self._split(conn, [item for _, item in items])
+        for (index, _), answer in zip(items, answers, strict=True):
+            told[index] = (fault_of(answer.outcome) if isinstance(answer, Posted) else None) or answer
         self._announce(told)
         return [answer for answer in told if answer is not None]
 
@@ -224,10 +227,6 @@ def unavailable(cause: Exception | None = None) -> Unavailable:
     error = Unavailable("the database", retry_after=RETRY_AFTER_SECONDS)
     error.__cause__ = cause
     return error
-
-
-def give_up(waiting: Waiting) -> None:
-    tell(waiting.told, unavailable())
 
 
 def tell(told: asyncio.Future[Posted], answer: Posted | Exception) -> None:

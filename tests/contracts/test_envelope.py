@@ -10,7 +10,16 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from contracts.envelope import ABSENT, Envelope, decode_structured, encode_structured, media_type
+from contracts.envelope import (
+    ABSENT,
+    RESERVED,
+    Envelope,
+    decode_structured,
+    encode_structured,
+    is_usual,
+    media_type,
+    problems_of,
+)
 from contracts.errors import MalformedEvent, MalformedJson, NotEncodable
 from contracts.limits import ATTRIBUTE_BYTES_MAX, EXTENSIONS_MAX, IDENTITY_BYTES_MAX, KEY_BYTES_MAX
 from tests.contracts.conformance import events
@@ -71,6 +80,40 @@ def test_an_invalid_event_of_the_conformance_suite_is_refused(event: dict[str, A
 @given(envelopes)
 def test_an_event_survives_the_wire(envelope: Envelope) -> None:
     assert decode_structured(encode_structured(envelope)) == envelope
+
+
+odd = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none(), max_size=1) | st.just("x" * 700)
+attributes = st.sampled_from(
+    [
+        "specversion",
+        "id",
+        "source",
+        "type",
+        "subject",
+        "time",
+        "datacontenttype",
+        "dataschema",
+        "data_base64",
+        "ext",
+        "Ex_t",
+    ]
+)
+
+
+@given(envelopes, st.dictionaries(attributes, odd | st.sampled_from(["%zz", "\x07", "2026-02-30T00:00:00Z"])))
+def test_what_looks_usual_has_no_problem(envelope: Envelope, changes: dict[str, Any]) -> None:
+    event = json.loads(encode_structured(envelope)) | changes
+    extensions = {name: value for name, value in event.items() if value is not None and name not in RESERVED}
+
+    assert not is_usual(event, extensions) or not list(problems_of(event, extensions))
+
+
+@given(envelopes)
+def test_what_services_send_looks_usual(envelope: Envelope) -> None:
+    assume(not isinstance(envelope.data, bytes) and int not in map(type, envelope.extensions.values()))
+    event = json.loads(encode_structured(envelope))
+
+    assert is_usual(event, envelope.extensions)
 
 
 @given(envelopes)

@@ -19,7 +19,6 @@ import pytest
 
 from contracts.envelope import STRUCTURED, decode_structured
 from contracts.errors import BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable
-from contracts.replies import Asked
 from contracts.schemas import document
 from contracts.signature import Secret, verify
 from examples.shop.contracts import Charge
@@ -73,8 +72,7 @@ class Post:
         assert headers["content-type"] == STRUCTURED
         event = decode_structured(body)
         sender = Sender(1, "payments", "enabled", (REPLIES,))
-        asked = Asked(event.type.rpartition(".")[0], "payments")
-        mail = mail_of(Arrival.of(sender, headers["webhook-id"], event, body), asked)
+        mail = mail_of(Arrival.of(sender, headers["webhook-id"], event, body))
         assert mail.kind == "reply"
         self.bodies.append(body)
         self.said.append(json.loads(mail.data or "null"))

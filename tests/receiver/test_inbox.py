@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
-from contracts.replies import Asked
+from contracts.envelope import Envelope, encode_structured
 from receiver import inbox
 from receiver.inbox import MailItem
 from tests.receiver.world import NOON, Connection, add_command, one
@@ -72,18 +74,90 @@ async def test_an_event_is_on_the_shelf_for_a_week(conn: Connection) -> None:
     assert await one(conn, "select shelf_until from waypost.inbox") == NOON + timedelta(days=7)
 
 
+def reply(message: UUID, **changes: Any) -> MailItem:
+    """A reply of the payments service to a command of type `payment.charge`."""
+    plain = replace(
+        EVENT, kind="reply", causation=message, command="payment.charge", data='{"outcome":"done"}'
+    )
+    return replace(plain, **{"event_id": str(uuid4()), **changes})
+
+
 @pytest.mark.postgres
-async def test_a_command_is_known_by_type_and_by_who_may_answer_it(conn: Connection) -> None:
+async def test_a_reply_is_stored_when_its_sender_may_answer_and_it_fits_the_command(conn: Connection) -> None:
     _, own = await add_command(conn, endpoint="payments")
     _, other = await add_command(conn, endpoint="cards", replies_from="gateway")
-    stranger = EVENT.tenant, own.__class__(int=7)
 
-    known = await inbox.asked(conn, [(1, own), (1, other), (2, own), stranger])
+    posted = await inbox.post(conn, [reply(own), reply(other, sender="gateway")])
 
-    assert known == {
-        (1, own): Asked("payment.charge", "payments"),
-        (1, other): Asked("payment.charge", "gateway"),
-    }
+    assert [(one.outcome, one.answer) for one in posted] == [("stored", "mail")] * 2
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"sender": "shipping"}, "foreign"),
+        ({"sender": "shipping", "command": "payment.refund"}, "foreign"),
+        ({"sender": "shipping", "kind": "event", "command": ""}, "foreign"),
+        ({"command": "payment.refund"}, "misfit"),
+        ({"command": "payment.charg"}, "misfit"),
+        ({"command": "payment"}, "misfit"),
+        ({"command": 'payment.charge","subject":"'}, "misfit"),
+        ({"kind": "event", "command": ""}, "misfit"),
+        ({"kind": "event", "command": "payment.charge"}, "misfit"),
+    ],
+)
+async def test_a_reply_that_does_not_fit_is_not_stored_and_those_beside_it_are(
+    conn: Connection, changes: dict[str, Any], outcome: str
+) -> None:
+    _, message = await add_command(conn)
+
+    posted = await inbox.post(conn, [EVENT, reply(message, **changes), reply(message, event_id="good")])
+
+    assert [one.outcome for one in posted] == ["stored", outcome, "stored"]
+    assert (posted[1].inbox_id, posted[1].answer) == (None, None)
+    assert await one(conn, "select array_agg(event_id order by event_id) from waypost.inbox") == ["1", "good"]
+    assert await one(conn, "select mail_received from waypost.execution") == 1
+
+
+@pytest.mark.postgres
+async def test_a_reply_to_what_we_never_sent_matches_nothing(conn: Connection) -> None:
+    _, message = await add_command(conn)
+    strangers = [reply(uuid4()), reply(message, tenant=2), reply(uuid4(), kind="event", command="")]
+
+    posted = await inbox.post(conn, strangers)
+
+    assert [(one.outcome, one.answer) for one in posted] == [
+        ("stored", "unmatched"),
+        ("stored", "unmatched"),
+        ("stored", "event"),
+    ]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "event",
+    [
+        Envelope(id="1", source="/a", type="t"),
+        Envelope(id=',"type":"u"', source="/a", type="t", data={"type": "u"}),
+        Envelope(id="1", source="/a", type="t", subject=',"type":"u",', data='{"x":1,"type":"u"}'),
+        Envelope(id="1", source="/a", type='a"b\\c/d', extensions={"kind": "u"}),
+        Envelope(id="1", source="/ä", type="zahlung.größe.\U0001f600", data={"a": {"b": 1, "type": "u"}}),
+    ],
+)
+async def test_the_type_of_a_message_is_read_as_we_write_it(conn: Connection, event: Envelope) -> None:
+    async def fits(named: str) -> bool:
+        return await one(conn, "select waypost.is_of_type(%s, %s)", encode_structured(event), named)
+
+    assert await fits(event.type)
+    others = ("u", "", event.type[:-1], event.type + "x", event.type + '"')
+    assert not any([await fits(other) for other in others])
+
+
+@pytest.mark.postgres
+async def test_what_is_no_event_is_of_no_type(conn: Connection) -> None:
+    for body in (b"", b"{}", b'{"type":"t"}', b"\xff"):
+        assert not await one(conn, "select waypost.is_of_type(%s, 't')", body)
 
 
 async def test_posting_nothing_is_nothing(conn: Connection) -> None:

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from psycopg import AsyncConnection, sql
 from psycopg_pool import AsyncConnectionPool
 
+from contracts.envelope import Envelope, encode_structured
 from contracts.signature import Secret, sign
 from contracts.vault import Vault, secret_context
 from receiver.ingress import Receiver
@@ -266,7 +267,7 @@ async def add_command(
         """,
         (tenant, execution_id, status),
     )
-    body = json.dumps({"specversion": "1.0", "id": str(message_id), "type": "payment.charge"}).encode()
+    body = encode_structured(Envelope(id=str(message_id), source="/waypost", type="payment.charge"))
     await conn.execute(
         """
         insert into waypost.outbox (tenant_id, message_id, execution_id, epoch, path, endpoint, body, state)

@@ -40,7 +40,7 @@ def body_of(message_id: UUID, execution_id: UUID, **attributes: object) -> bytes
         "data": {"order": "ordre-é-1042"},
         **attributes,
     }
-    return json.dumps(event, ensure_ascii=False).encode()
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 async def execution(conn: Connection) -> UUID:
