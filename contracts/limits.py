@@ -11,6 +11,10 @@ JSON_DEPTH_MAX: Final = 64  # arrays and objects inside each other; PostgreSQL's
 JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
 PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
 
+# What applications ask for
+ERRAND_SIGNALS_MAX: Final = 256  # in one transaction; each locks a key
+PUBLISHED_LIFE: Final = timedelta(days=3)  # of a published event, for the endpoints that subscribe to it
+
 # Executions
 FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held
 FACTS_WARN: Final = 20_000  # facts of one journal; from then on it is said that it grows long

@@ -206,9 +206,11 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
     "stuck": """
         select execution_id || ' ' || because from waypost.stuck where because <> 'no-reason'
     """,
+    "errand that was not done": "select name from waypost.errand",
     "message without a tenant's execution": """
         select message_id from waypost.outbox o
-         where not exists (select 1 from waypost.execution e
+         where execution_id is not null
+           and not exists (select 1 from waypost.execution e
                             where (e.tenant_id, e.execution_id) = (o.tenant_id, o.execution_id))
     """,
 }

@@ -19,6 +19,7 @@ from migrations.runner import MigrationError
 from orchestrator.cli import demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.output import Exit, note, plain
+from orchestrator.cli.subscriptions import subscription
 from orchestrator.cli.trace import trace
 from orchestrator.cli.why import why
 from orchestrator.settings import Settings
@@ -30,6 +31,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "receiver": roles.receiver,
     "endpoint": register.endpoint,
     "sender": register.sender,
+    "subscription": subscription,
     "start": operations.start,
     "show": operations.show,
     "why": why,

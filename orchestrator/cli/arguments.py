@@ -128,6 +128,18 @@ def add_registry(command: Command) -> None:
     either.add_argument("--no-binary", action="store_false", dest="binary", help="it may do so no more")
     add_output(change)
     add_output(sender.add_parser("list", help="who may post to us now"), "table")
+    subscription = command("subscription", "Who gets published events.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    for verb, help_ in (
+        ("add", "send events of a type to an endpoint, too"),
+        ("remove", "send it no more of them"),
+    ):
+        change = subscription.add_parser(verb, help=help_)
+        change.add_argument("type", type=key, metavar="TYPE", help="the exact type of the events")
+        change.add_argument("endpoint", metavar="ENDPOINT", help="one of the kind event")
+        add_output(change)
+    add_output(subscription.add_parser("list", help="who gets which events now"), "table")
 
 
 def add_secret_options(add: argparse.ArgumentParser) -> None:

@@ -128,11 +128,11 @@ async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A try to send a message, and what the message is."""
+    """A try to send a message, and what the message is; an application's event has no execution."""
 
     message_id: str
     attempt: int
-    execution_id: str
+    execution_id: str | None
     endpoint: str
     started_at: datetime
     duration: timedelta

@@ -383,7 +383,7 @@ class Reader:
 
 
 def messaging(
-    operation: str, endpoint: str, message: str, execution: str
+    operation: str, endpoint: str, message: str, execution: str | None
 ) -> dict[str, str | int | float | bool]:
     """What the conventions want of spans about messages."""
     return {
@@ -392,7 +392,7 @@ def messaging(
         "messaging.operation.type": operation,
         "messaging.destination.name": endpoint,
         "messaging.message.id": message,
-        "messaging.message.conversation_id": execution,
+        **({} if execution is None else {"messaging.message.conversation_id": execution}),
     }
 
 

@@ -14,6 +14,7 @@ from orchestrator.telemetry.journal import at, messaging
 def sent(one: Delivery, created: str) -> Span:
     """A try, under the span of its message. The header of the request named this very span."""
     bad = None if one.outcome == "delivered" else one.error_code or str(one.status or one.outcome)
+    execution = {} if one.execution_id is None else {"waypost.instance.id": one.execution_id}
     answered = {} if one.status is None else {"http.response.status_code": one.status}
     return Span(
         name=f"send {one.endpoint}",
@@ -24,8 +25,8 @@ def sent(one: Delivery, created: str) -> Span:
         ended=one.started_at + one.duration,
         attributes={
             **messaging("send", one.endpoint, one.message_id, one.execution_id),
+            **execution,
             **answered,
-            "waypost.instance.id": one.execution_id,
             "waypost.delivery.attempt": one.attempt,
             "waypost.outcome": one.outcome,
             "http.request.method": "POST",

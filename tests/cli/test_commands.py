@@ -284,6 +284,32 @@ def test_changing_a_sender_says_one_thing(run: Run, options: tuple[str, ...]) ->
     assert run("sender", "set", "bank", *options).code == 2
 
 
+def test_who_gets_published_events_is_said_listed_and_ended(run: Run) -> None:
+    run("endpoint", "add", "billing", "https://billing.example/events", "--kind", "event")
+
+    assert run("subscription", "add", "order.placed", "billing").err == (
+        "endpoint billing gets events of type order.placed.\n"
+    )
+    assert "got already" in run("subscription", "add", "order.placed", "billing").err
+    [head, line] = run("subscription", "list").out.splitlines()
+    assert head.split() == ["TYPE", "ENDPOINT", "URL", "STATE", "AGE"]
+    assert line.split()[:4] == ["order.placed", "billing", "https://billing.example/events", "enabled"]
+    assert run("subscription", "list", "-o", "json").json[0]["type"] == "order.placed"
+    removed = run("subscription", "remove", "order.placed", "billing", "-o", "json")
+    assert removed.json == {"type": "order.placed", "endpoint": "billing", "subscribed": False}
+    assert run("subscription", "remove", "order.placed", "billing").code == 4
+
+
+def test_an_endpoint_for_commands_does_not_subscribe(run: Run) -> None:
+    run("endpoint", "add", "bank", "https://bank.example/")
+
+    refused = run("subscription", "add", "order.placed", "bank")
+
+    assert refused.code == 5
+    assert "expected one of the kind event, found one of the kind command" in refused.err
+    assert run("subscription", "add", "order.placed", "nobody").code == 4
+
+
 @pytest.mark.parametrize("url", ["ftp://a.example", "http://10.0.0.1/", "https://u:p@a.example/", "https://"])
 def test_an_address_that_may_not_be_called_is_refused_with_2(run: Run, url: str) -> None:
     said = run("endpoint", "add", "payments", url)

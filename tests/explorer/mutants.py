@@ -698,4 +698,23 @@ MUTANTS: Final = [
             ),
         ),
     ),
+    # -- errands of applications -------------------------------------------------------------------------------
+    Mutant(
+        "an application that was told an id is not told that another one has the key",
+        "two_applications_that_start_one_key",
+        "0011",
+        "outcome: 1: ",
+        (Edit("do_errands", "exit when not found;", "exit when not found or v_found.outcome = 'exists';"),),
+    ),
+    Mutant(
+        "an input is equal only when the same program wrote it",
+        "an_application_and_a_client_that_start_one_key",
+        "00000",
+        "outcome: 1: told, conflict",
+        (
+            Edit(
+                "start_executions", "and g.position = 1) then 'exists'", "and g.position = 1) then 'conflict'"
+            ),
+        ),
+    ),
 ]
