@@ -154,7 +154,7 @@ def decode(text: bytes | str, *, what: str, bytes_max: int | None = None) -> Jso
         raise MalformedJson(what, f"line {error.lineno}, column {error.colno}", found) from None
     except Suspect:
         raise_fault(read, what)
-    if SUSPECT_ESCAPE.search(read):
+    if "\\u" in read and SUSPECT_ESCAPE.search(read):
         check_text(read, what)
     return value
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from contracts import trace
@@ -11,6 +13,9 @@ from contracts.errors import ContractViolation, MalformedEvent, NotAllowed
 from contracts.replies import CAUSATION, SUFFIXES, Said, as_uuid, said_by
 from receiver.inbox import MailItem, PostOutcome
 from receiver.senders import Sender
+
+OURS: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
+"""A traceparent as we write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +90,9 @@ def fault_of(outcome: PostOutcome) -> ContractViolation | None:
 
 def joined(traceparent: object) -> str | None:
     """The trace that an event is in, in the form that we write; None when it names none."""
-    found = trace.parse(traceparent) if isinstance(traceparent, str) else None
+    if not isinstance(traceparent, str):
+        return None
+    if OURS.fullmatch(traceparent):
+        return traceparent
+    found = trace.parse(traceparent)
     return None if found is None else str(found)

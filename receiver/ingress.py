@@ -23,6 +23,7 @@ from contracts.errors import BadSignature, WaypostError, shown
 from contracts.observer import Observer, Silent
 from contracts.signature import Secret
 from contracts.vault import Vault
+from receiver.acceptance import accepted
 from receiver.arrivals import Arrival
 from receiver.inbox import Posted
 from receiver.intake import Intake, is_away
@@ -30,7 +31,6 @@ from receiver.listener import listen
 from receiver.requests import (
     Proof,
     Refusal,
-    accepted,
     check_headers,
     event_in,
     expect_nothing,

@@ -25,6 +25,7 @@ from contracts.limits import (
     RECEIVE_LINE_BYTES_MAX,
 )
 from contracts.observer import Observer
+from receiver.acceptance import Accepted, is_plain
 from receiver.requests import problem
 from receiver.settings import ReceiverSettings
 
@@ -99,6 +100,15 @@ class Connection(web.RequestHandler):
             max_headers=RECEIVE_HEADERS_MAX,
         )
         self.observer = listener.observer
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """As the server does; what is accepted on a connection that is kept goes out as it was made beforehand."""
+        if isinstance(resp, Accepted) and is_plain(request) and self.transport is not None:
+            self.transport.write(resp.on_the_wire())
+            return resp, False
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,

@@ -25,7 +25,6 @@ from contracts.envelope import (
 )
 from contracts.errors import BadSignature, MalformedEvent, Unavailable, WaypostError
 from contracts.limits import RETRY_AFTER_SECONDS
-from receiver.inbox import Posted
 from receiver.settings import ReceiverSettings
 
 FORMATS: Final = "application/cloudevents"
@@ -179,19 +178,6 @@ async def expect(request: web.BaseRequest) -> None:
 
 async def expect_nothing(_: web.BaseRequest) -> None:
     """Keep an application's router from answering 100 before any header was looked at."""
-
-
-ACCEPTED: Final = {
-    answer: json.dumps({"answer": answer}).encode() for answer in ("mail", "event", "unmatched")
-}
-STORED: Final = CIMultiDict({"Content-Type": "application/json", "Server": "waypost"})
-DUPLICATE: Final = CIMultiDict({**STORED, "X-Inbox": "duplicate"})
-
-
-def accepted(posted: Posted) -> web.Response:
-    """202: durable, not yet acted on. A duplicate gets what the first got, and a header that says so."""
-    headers = DUPLICATE if posted.outcome == "duplicate" else STORED
-    return web.Response(status=202, body=ACCEPTED[posted.answer or "unmatched"], headers=headers.copy())
 
 
 def problem(

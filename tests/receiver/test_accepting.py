@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 
 import pytest
 
@@ -299,6 +300,26 @@ async def test_a_client_that_expects_to_be_told_to_continue_is(world: World) -> 
 
     assert b"HTTP/1.1 202" in await reader.read()
     writer.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_answer_on_a_kept_connection_says_what_any_answer_says(world: World, again: bool) -> None:
+    kept, closed = event(), event()
+    if again:
+        await world.post(kept)
+        await world.post(closed)
+
+    first = await world.send(request(kept, replace={"connection": "keep-alive"}) + request(event()))
+    only = await world.post(closed)
+
+    assert first.status == only.status == 202
+    assert json.loads(first.raw.split(b"\r\n\r\n")[1].partition(b"HTTP")[0]) == only.json
+    said, others = first.headers, only.headers
+    dates = [parsedate_to_datetime(one.pop("date")) for one in (said, others)]
+    assert abs(dates[0] - dates[1]) < timedelta(minutes=1)
+    assert others.pop("connection") == "close"
+    assert said == others
+    assert ("x-inbox" in said) == again
 
 
 async def test_one_connection_carries_many_requests(world: World) -> None:
