@@ -20,6 +20,7 @@ FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held
 FACTS_WARN: Final = 20_000  # facts of one journal; from then on it is said that it grows long
 OPEN_ASKS_MAX: Final = 2_000  # things one execution waits for at once; then it is held
 FORK_WIDTH_MAX: Final = 1_000  # branches of one fork; more are a UsageError
+ITEMS_MAX: Final = 10_000  # items of one map; more are a UsageError
 RESUMES_MAX: Final = 10_000  # times that one input resumes a flow; then it runs without waiting, and is held
 UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the execution is held
 CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=

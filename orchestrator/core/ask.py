@@ -26,13 +26,14 @@ STEP_VERDICTS: Final = frozenset({"done", "not_done", "skip"})
 class Ask:
     """One thing that a program asked for and waits for.
 
-    `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the
-    program holds them; it is never stored. `undo` makes the action that would undo it, from (known, reply).
+    `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the program
+    holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
+    would undo it, from (known, reply).
     """
 
     __slots__ = (
         "args", "asked_at", "at_most_once", "attempt", "due", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "timeout", "undo", "work",
+        "position", "retry", "retry_at", "timeout", "undo", "until", "work",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +44,7 @@ class Ask:
         *,
         undo: Callable[[bool, Json], Json] | None = None,
         timeout: timedelta | None = None,
+        until: datetime | None = None,
         retry: Retry = ONCE,
         hold: bool = False,
         at_most_once: bool = False,
@@ -53,6 +55,7 @@ class Ask:
         self.args = args
         self.undo = undo
         self.timeout = timeout
+        self.until = until
         self.retry = retry
         self.hold = hold
         self.at_most_once = at_most_once

@@ -47,7 +47,7 @@ class Branch:
         self.fork = fork
         self.index = index
         self.frame = frame or Frame()
-        self.scope = Scope(scope) if scoped or scope is None else scope
+        self.scope = Scope() if scope is None else scope
         self.scoped = scoped
         self.at: Ask | Fork | None = None
         self.started = False

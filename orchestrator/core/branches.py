@@ -171,8 +171,13 @@ class Branches:
             return []
         waits: list[Ask] = []
         if fork.over(branch, value, error):
+            fork.close()
             for kid in list(fork.running.values()):
                 waits += self.cancel(kid, "a sibling decided")
+        following = fork.next()
+        if following is not None:
+            self.alive[following] = None
+            self.resume(following)
         if not fork.running:
             self._join(fork)
         return waits
@@ -205,6 +210,7 @@ class Branches:
             branch.pending = reason
         else:
             waits.cancelled = reason
+            waits.close()
             return [ask for kid in list(waits.running.values()) for ask in self.cancel(kid, reason)]
         return []
 

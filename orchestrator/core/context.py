@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -14,7 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
-from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
+from contracts.limits import (
+    CALL_TIMEOUT,
+    FORK_WIDTH_MAX,
+    IDENTITY_BYTES_MAX,
+    ITEMS_MAX,
+    KEY_BYTES_MAX,
+    NAME_BYTES_MAX,
+    SPAN_MAX,
+)
 from contracts.messages import Action, Command, Effect, Event, command, plain
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
@@ -228,6 +236,20 @@ class Context:
         await suspend(Ask("timer", named(name), timeout=since(span)))
         return Elapsed()
 
+    async def sleep_until(self, when: datetime, /, *, name: str = "sleep") -> Elapsed:
+        """Wait until `when`; a time that is past is no wait.
+
+        Raises UsageError for a time without a zone, or more than ten years away.
+        """
+        machine = self._machine
+        machine.branches.here()
+        if when.tzinfo is None:
+            raise UsageError(f"ctx.sleep_until({when.isoformat()}): expected a time with a zone")
+        if when - machine.at > SPAN_MAX:
+            raise UsageError(f"ctx.sleep_until({when.isoformat()}): expected a time within ten years")
+        await suspend(Ask("timer", named(name), until=when))
+        return Elapsed()
+
     # ---- events --------------------------------------------------------------------------------------------
 
     @overload
@@ -319,6 +341,34 @@ class Context:
         """
         return await self._fork("any", ops, name, least=1)
 
+    async def map(
+        self,
+        items: Iterable[T],
+        fn: Callable[[T], Op[R]],
+        /,
+        *,
+        concurrency: int,
+        items_max: int = ITEMS_MAX,
+        name: str = "map",
+    ) -> list[R]:
+        """What `fn` returns for each of `items`, in their order, at most `concurrency` (1 to 1,000) of them at once.
+
+        The first error stops those under way, begins no more, and is raised when all have ended. What was done stays
+        registered in the scope around, as with `all`. More than `items_max` items (at most 10,000) are a UsageError
+        that the journal keeps.
+        """
+        self._machine.branches.here()
+        if not 1 <= concurrency <= FORK_WIDTH_MAX:
+            raise UsageError(f"ctx.map: concurrency={concurrency}, expected 1 to {FORK_WIDTH_MAX}")
+        if not 1 <= items_max <= ITEMS_MAX:
+            raise UsageError(f"ctx.map: items_max={items_max}, expected 1 to {ITEMS_MAX}")
+        given = list(items)
+        branches = (of_item(fn, item) for item in given)
+        fork = Fork(
+            "map", branches, name=named(name), width=len(given), items_max=items_max, concurrency=concurrency
+        )
+        return await suspend(fork)
+
     async def within(self, span: timedelta, op: Op[T], /, *, name: str = "within") -> T:
         """What `op` returns, if it ends within `span`; else what is under way in it is withdrawn, what it did is
         undone, and TimedOut is raised. UsageError for a span outside of (0, ten years].
@@ -345,7 +395,7 @@ class Context:
             self._machine.branches.here()
             since(span)
             check_ops(mode, ops, least=least)
-            fork = Fork(mode, ops, name=named(name))
+            fork = Fork(mode, ops, name=named(name), width=len(ops))
         except BaseException:
             for op in ops:
                 if inspect.iscoroutine(op):
@@ -378,9 +428,30 @@ class Context:
         """A random-looking identifier that is the same in every replay."""
         return UUID(bytes=self._machine.draw("uuid"), version=4)
 
+    def random(self) -> float:
+        """A random-looking number, from 0 up to 1 (excluded), that is the same in every replay."""
+        return (int.from_bytes(self._machine.draw("random")[:7], "big") >> 3) / 2**53
+
+    # ---- new code for old executions -----------------------------------------------------------------------
+
+    def patched(self, id: str, /) -> bool:  # what it is
+        """Whether this execution takes the new way: True from here on for one that comes here now, False for one that
+        was past this place before the patch was there. The first answer holds for the whole execution.
+        """
+        return self._machine.patched(named(id))
+
+    def deprecate_patch(self, id: str, /) -> None:  # what it is
+        """Stands where `patched(id)` stood, once no execution takes the old way any more; later it can go too."""
+        self._machine.deprecate_patch(named(id))
+
 
 class _Over:
     """What the time of a `within` ends with."""
+
+
+async def of_item(fn: Callable[[T], Op[R]], item: T) -> R:
+    """What a branch of `map` runs: `fn` is called in it, so what it raises is the branch's own."""
+    return await fn(item)
 
 
 class Saga:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC
 from typing import Any
 
 from contracts.errors import NotEncodable, TooLarge
@@ -85,6 +86,8 @@ class Driver:
         data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
         if ask.timeout is not None:
             data["due"] = journal.due_in(ask.timeout)
+        elif ask.until is not None:
+            data["due"] = ask.until.astimezone(UTC).isoformat()
         if ask.undo is not None:
             data["undo"] = making_undo(ask.path, ask.undo, False, None)
         if ask.at_most_once:
@@ -147,11 +150,12 @@ class Driver:
         """As recorded; else by the limit of today. So a replay is the same after the limit was raised."""
         recorded = self.journal.recorded()
         if recorded is None:
-            return fork.width > FORK_WIDTH_MAX
+            return fork.width > (fork.items_max or FORK_WIDTH_MAX)
         return recorded.says() == ("asked", path, "fork", fork.name)
 
     def _refuse(self, branch: Branch, fork: Fork, path: str) -> None:
-        detail = f"fork_width_max: {fork.name} of {fork.width} branches, at most {FORK_WIDTH_MAX}"
+        limit, most = ("items_max", fork.items_max) if fork.items_max else ("fork_width_max", FORK_WIDTH_MAX)
+        detail = f"{limit}: {fork.name} of {fork.width} branches, at most {most}"
         fork.close()
         error = {"code": "too-wide", "detail": detail}
         fact = self.journal.produce("asked", path, {"kind": "fork", "name": fork.name, "unfit": error})

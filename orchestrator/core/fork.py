@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, Literal, TypeAlias
 
+from orchestrator.core.ask import Scope
 from orchestrator.core.branch import Branch, drop
 from orchestrator.core.errors import AllFailed, Cancelled, in_words
 from orchestrator.core.path import Frame
 
 Json = Any
-Mode: TypeAlias = Literal["all", "settle", "first", "any"]
+Mode: TypeAlias = Literal["all", "settle", "first", "any", "map"]
 
 
 class Fork:
     """What a program waits for when it has branches: it never ends before all of them have.
 
-    `all` is decided by the first error, `first` by the first end, `any` by the first success, `settle` by none.
-    What is decided stops the branches that still run; `cancelled` says that whoever waits is to end, and why.
+    `all` and `map` are decided by the first error, `first` by the first end, `any` by the first success, `settle` by
+    none. What is decided stops the branches that still run; `cancelled` says that whoever waits is to end, and why.
+
+    It asks for `width` branches, of which no more than `concurrency` (None: all) run at once; `map` for at most
+    `items_max`.
     """
 
     __slots__ = (
-        "branch", "cancelled", "decided", "errors", "joined", "mode", "name", "path", "results", "running",
-        "waiting",
+        "branch", "cancelled", "concurrency", "decided", "errors", "items_max", "joined", "mode", "name", "path",
+        "results", "running", "started", "waiting", "width",
     )  # fmt: skip
 
-    def __init__(self, mode: Mode, coros: Iterable[Coroutine[Any, Any, Any]], *, name: str) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        coros: Iterable[Coroutine[Any, Any, Any]],
+        *,
+        name: str,
+        width: int,
+        items_max: int | None = None,
+        concurrency: int | None = None,
+    ) -> None:
         self.mode: Mode = mode
         self.name = name
+        self.width = width
+        self.items_max = items_max
+        self.concurrency = concurrency
         self.path = ""
-        self.waiting = deque(coros)
+        self.started = 0
+        self.waiting = iter(coros)
         self.branch: Branch | None = None
         self.running: dict[int, Branch] = {}
         self.results: list[Json] = []
@@ -39,26 +55,33 @@ class Fork:
         self.cancelled: str | None = None
         self.joined = False
 
-    @property
-    def width(self) -> int:
-        """How many branches it asks for, before it is started."""
-        return len(self.waiting)
-
     def start(self, branch: Branch, path: str) -> list[Branch]:
-        """Its branches, in order. Those of `first` and `any` are scopes: what a loser did is undone.
+        """Its branches, in order, as many as may run at once. Those of `first` and `any` are scopes: what a loser did
+        is undone.
 
         Raises LimitExceeded when they are too deep.
         """
         self.branch, self.path = branch, path
+        self.results = [None] * self.width
+        return [kid for _ in range(self.concurrency or self.width) if (kid := self.next()) is not None]
+
+    def next(self) -> Branch | None:
+        """The next branch to begin; None when there is none, or nobody waits for it any more.
+
+        Raises LimitExceeded when it is too deep.
+        """
+        if self.started == self.width or self.decided is not None or self.cancelled is not None:
+            return None
+        assert self.branch is not None, "a fork is started before its branches are"
+        index, scope = self.started, self.branch.scope
         scoped = self.mode in ("first", "any")
-        kids = [
-            Branch(coro, self, i, frame=Frame.inside(f"{path}.{i}"), scope=branch.scope, scoped=scoped)
-            for i, coro in enumerate(self.waiting)
-        ]
-        self.waiting.clear()
-        self.running = dict(enumerate(kids))
-        self.results = [None] * len(kids)
-        return kids
+        frame = Frame.inside(f"{self.path}.{index}")
+        own = Scope(scope) if scoped else scope
+        kid = self.running[index] = Branch(
+            next(self.waiting), self, index, frame=frame, scope=own, scoped=scoped
+        )
+        self.started += 1
+        return kid
 
     def over(self, kid: Branch, value: Json, error: BaseException | None) -> bool:
         """A branch has ended; whether this decides what the others are still for."""
@@ -68,7 +91,15 @@ class Fork:
             self.errors.append(error)
         if self.decided is not None or self.cancelled is not None:
             return False
-        decides = {"all": error is not None, "first": True, "any": error is None, "settle": False}[self.mode]
+        match self.mode:
+            case "all" | "map":
+                decides = error is not None
+            case "any":
+                decides = error is None
+            case "first":
+                decides = True
+            case "settle":
+                decides = False
         if decides:
             self.decided = (value, error)
         return decides
@@ -90,5 +121,5 @@ class Fork:
 
     def close(self) -> None:
         """Drop the branches that were never started, silently."""
-        while self.waiting:
-            drop(self.waiting.popleft())
+        for coro in self.waiting:
+            drop(coro)

@@ -24,6 +24,7 @@ from orchestrator.core.errors import ENDINGS, Halt, NonDeterminism, UsageError, 
 from orchestrator.core.fact import BYSTANDERS, Fact
 from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, TakenBack
 from orchestrator.core.past import Past
+from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
 from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
@@ -64,6 +65,7 @@ class Machine:
         )
         self._driver = Driver(self.journal, agenda, self.branches, undoing)
         self._seed = b""
+        self._patches: dict[str, bool] = {}
 
     # ---- what it comes to ----------------------------------------------------------------------------------
 
@@ -439,7 +441,9 @@ class Machine:
 
     def note(self, kind: str, name: str, args: Json = None) -> Fact:
         """Write down what takes effect with the turn. Raises UsageError for what cannot be stored."""
-        path = self.branches.place(name)
+        return self._note(self.branches.place(name), kind, name, args)
+
+    def _note(self, path: str, kind: str, name: str, args: Json = None) -> Fact:
         try:
             return self.journal.produce("noted", path, {"kind": kind, "name": name, "args": args})
         except Halt as halt:
@@ -457,6 +461,27 @@ class Machine:
             )
         self.note("pivot", "pivot")
         self.undoing.pivot(branch.scope)
+
+    def patched(self, name: str) -> bool:
+        """Whether what stands behind patch `name` is part of this execution: as it was when it first came here."""
+        self.branches.here()
+        known = self._patches.get(name)
+        if known is None:
+            path = patch_path(name)
+            recorded = self.journal.recorded()
+            known = recorded is None or recorded.says() == ("noted", path, "patched", name)
+            self._patches[name] = known
+            if known:
+                self._note(path, "patched", name)
+        return known
+
+    def deprecate_patch(self, name: str) -> None:
+        """Pass the marker of a patch that nobody asks for any more."""
+        self.branches.here()
+        path = patch_path(name)
+        recorded = self.journal.recorded()
+        if recorded is not None and recorded.says() == ("noted", path, "patched", name):
+            self._note(path, "patched", name)
 
     def draw(self, name: str) -> bytes:
         """Sixteen bytes that depend on the seed and on where the program is: the same in every replay."""

@@ -59,6 +59,11 @@ class Frame:
         return path
 
 
+def patch_path(name: str) -> str:
+    """Where the marker of a patch stands: outside of all frames, so that it moves no other path."""
+    return f"patched:{segment(name)}"
+
+
 def undo_path(path: str, attempt: int) -> str:
     """Where the `attempt`-th try (from 1) to undo what stands at `path` is asked."""
     return f"{path}/undo" if attempt == 1 else f"{path}/undo#{attempt}"

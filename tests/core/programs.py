@@ -82,7 +82,7 @@ class Bug:
 
 
 Kind: TypeAlias = Literal[
-    "seq", "loop", "try", "finally", "deaf", "saga", "scope", "all", "settle", "first", "any", "within"
+    "seq", "loop", "try", "finally", "deaf", "saga", "scope", "all", "settle", "first", "any", "map", "within"
 ]
 
 
@@ -90,7 +90,7 @@ Kind: TypeAlias = Literal[
 class Block:
     """`seq`: one after the other. `loop`: twice. `try`: the last part is done when the others fail, `finally`:
     whatever happens, `deaf`: when the branch is told to end, which it does not. `saga` and `scope`: undone together,
-    under a name or without one. `within`: in a given time. The others: each part is a branch.
+    under a name or without one. `within`: in a given time. `map`: two parts at once. The others: each part is a branch.
     """
 
     kind: Kind
@@ -177,7 +177,9 @@ class Walker:
     def at_once(self, node: Draw | Pivot | Fail | Bug, *, safe: bool) -> None:
         match node:
             case Draw():
-                self.program.drawn += [str(self.ctx.uuid()), self.ctx.now().isoformat()]
+                self.program.drawn += [
+                    str(self.ctx.uuid()), str(self.ctx.random()), self.ctx.now().isoformat()
+                ]  # fmt: skip
             case Pivot():
                 self.ctx.pivot()
             case Fail():
@@ -205,7 +207,7 @@ class Walker:
                 await self.guarded(node, place, safe=safe)
             case "saga" | "scope":
                 await self.scope(node, place, safe=safe)
-            case "all" | "settle" | "first" | "any" | "within":
+            case "all" | "settle" | "first" | "any" | "map" | "within":
                 await self.fork(node, node.kind, place, safe=safe)
             case _:
                 assert_never(node.kind)
@@ -250,23 +252,26 @@ class Walker:
     async def fork(
         self,
         node: Block,
-        mode: Literal["all", "settle", "first", "any", "within"],
+        mode: Literal["all", "settle", "first", "any", "map", "within"],
         place: Place,
         *,
         safe: bool,
     ) -> None:
         path = self.path(place, mode)
         parts = (Block("seq", node.parts),) if mode == "within" else node.parts
-        scoped = mode not in ("all", "settle")
-        ops = [
-            self.branch(part, place.beside(path, i, scoped=scoped), scoped=scoped, safe=safe)
-            for i, part in enumerate(parts)
-        ]
+        scoped = mode not in ("all", "settle", "map")
+
+        def branch(of: tuple[int, Node]) -> Coroutine[Any, Any, None]:
+            return self.branch(of[1], place.beside(path, of[0], scoped=scoped), scoped=scoped, safe=safe)
+
+        ops = [] if mode == "map" else [branch(part) for part in enumerate(parts)]
         well = False
         try:
             if mode == "within":
                 self.program.expected.add(f"{path}.1/limit")
                 await self.waits(place, self.ctx.within(seconds(WITHIN_SECONDS), ops[0]))
+            elif mode == "map":
+                await self.waits(place, self.ctx.map(enumerate(parts), branch, concurrency=2))
             else:
                 await self.waits(place, getattr(self.ctx, mode)(*ops))
             well = True
@@ -362,7 +367,7 @@ def trees() -> st.SearchStrategy[Node]:
     others: list[Node] = [Sleep(), Draw(), Pivot(), Pivot(), Fail(), Bug(), Unfit()]
     kinds: list[Kind] = [
         "seq", "loop", "try", "try", "finally", "deaf", "saga", "scope",
-        "all", "all", "settle", "first", "first", "any", "within",
+        "all", "all", "settle", "first", "first", "any", "map", "map", "within",
     ]  # fmt: skip
     leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), asks(), waits(), st.sampled_from(others))
     part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=8)

@@ -51,7 +51,6 @@ Json = Any
 
 LATER: Final = {
     2: "approvals",
-    30: "patches",
     34: "continue_as_new",
     35: "continue_as_new",
 }
@@ -618,6 +617,29 @@ def test_a_step_that_is_appended_after_the_recorded_past_is_asked() -> None:
 
 
 # ---- events ----------------------------------------------------------------------------------------------------
+
+
+def test_a_patch_that_was_first_met_in_the_past_stays_false_for_the_epoch() -> None:
+    """30"""
+
+    async def old(ctx: Context, n: int) -> None:
+        for _ in range(3):
+            await ctx.call("s", "a")
+
+    async def new(ctx: Context, n: int) -> None:
+        for _ in range(3):
+            if ctx.patched("check"):
+                await ctx.call("s", "check")
+            await ctx.call("s", "a")
+
+    flow = driven(old)
+    done(flow, "a")
+    machine = Machine(flow_of(new).program)
+    machine.replay(flow.journal)
+    done(machine, "a#2", "a#3")
+
+    assert machine.status == "completed"
+    assert not [line for line in said(machine.new) if "check" in line]
 
 
 def test_events_that_came_before_anybody_waited_are_given_the_oldest_first() -> None:
