@@ -37,6 +37,9 @@ TRACED: Final = frozenset(
     }
 )
 """Statements of deployments that have a collector; all else is as it is without one."""
+APPLICATIONS: Final = (
+    "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
+)
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
@@ -47,6 +50,11 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.REPLACE_SENDER": ELSEWHERE,
     "orchestrator.store.registry.SEAL": ELSEWHERE,
     "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
+    "orchestrator.store.subscriptions.ADD": ELSEWHERE,
+    "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
+    "orchestrator.store.errands.PUBLISH": APPLICATIONS,
+    "orchestrator.store.errands.SIGNAL": APPLICATIONS,
+    "orchestrator.store.errands.START": APPLICATIONS,
     "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }
