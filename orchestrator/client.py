@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
@@ -21,6 +21,7 @@ from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
+from orchestrator.standing import Standing, stands
 from orchestrator.store import reading, starts
 from orchestrator.store.database import Connection
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
@@ -31,7 +32,6 @@ from receiver.inbox import MailItem
 Json = Any
 Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
 
-UNDO_CODES: Final = frozenset({"undo-failed", "undo-unknown"})
 """Why a person has to decide about an undo, and not about a step."""
 
 WORDS_MAX: Final = 500
@@ -74,15 +74,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A step that was done, or may have been, and stays so; `by` whom and for which `reason`, if a person said it."""
-
-    path: str
-    by: str | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutionView:
     """One execution, whole: its row, its journal, its messages, and what holds it."""
 
@@ -102,11 +93,7 @@ class ExecutionView:
     @property
     def stands(self) -> list[Standing]:
         """What stands, as the end says it; before the end, what a person has decided to leave."""
-        left, last = {one.path: one for one in skipped(self.facts)}, self.facts[-1]
-        if last.kind != "finished":
-            return list(left.values())
-        paths: list[str] = json.loads(last.payload or "{}").get("stands", [])
-        return [left.get(path, Standing(path)) for path in paths]
+        return stands(self.facts)
 
     @property
     def output(self) -> Json:
@@ -119,17 +106,6 @@ class ExecutionView:
         """The failure that ended the flow."""
         last = self.facts[-1]
         return json.loads(last.payload or "{}").get("error") if last.kind == "finished" else None
-
-
-def skipped(facts: Iterable[FactRow]) -> Iterator[Standing]:
-    """What persons left standing when its undo could not be done."""
-    undo_at = ""
-    for fact in facts:
-        said: dict[str, Json] = json.loads(fact.payload or "{}")
-        if fact.kind == "held":
-            undo_at = fact.path if said.get("code") in UNDO_CODES else ""
-        elif fact.kind == "resolved" and fact.path == undo_at and said.get("verdict") == "skip":
-            yield Standing(undo_at.rpartition("/undo")[0], said.get("by"), said.get("reason"))
 
 
 class Client:

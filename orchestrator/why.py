@@ -13,6 +13,7 @@ from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import Status
 from orchestrator.core.waiting import open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
+from orchestrator.standing import stands
 from orchestrator.store.situation import Situation
 from orchestrator.waits import later, subject, waiting
 from orchestrator.words import failure, when
@@ -53,11 +54,10 @@ def finished(it: Situation, now: datetime) -> Explanation:
     row, said = it.row, list(journal(it))[-1].data
     assert row.finished_at is not None, "it is finished"
     at, error = when(row.finished_at, now), failure(said.get("error"))
-    stands = ", ".join(said.get("stands") or ())
-    left = f"; still standing: {stands}" if stands else ""
+    left = f"; still standing: {', '.join(map(str, standing))}" if (standing := stands(it.facts)) else ""
     match row.status:
         case Status.COMPLETED:
-            sentence = f"It completed at {at}."
+            sentence = f"It completed at {at}{left}."
         case Status.COMPENSATED:
             sentence = f"It failed at {at} with {error}, and all that was done is undone."
         case Status.FAILED:

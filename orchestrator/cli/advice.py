@@ -32,9 +32,7 @@ def decision(view: ExecutionView) -> str:
 
 def standing(view: ExecutionView) -> str:
     """The steps that are not undone and will not be, and who said so; empty when there are none."""
-    return ", ".join(
-        plain(f"{one.path} (left by {one.by}: {one.reason})" if one.by else one.path) for one in view.stands
-    )
+    return ", ".join(plain(str(one)) for one in view.stands)
 
 
 def unserved(view: ExecutionView, served: bool) -> str:  # noqa: FBT001  # said by its name where it is asked

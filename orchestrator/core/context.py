@@ -283,11 +283,12 @@ class Context:
     ) -> Any:
         """Wait for an event of a type and a key, which is the event's subject (None: it has none).
 
+        A class that names the field of its key is waited for by `key`: its events have one, and none would come.
         An event that came earlier, though after this execution was created, or that nobody had, counts; each is
         given out once, the oldest first. `name` tells waits apart in the history; default is the type.
 
         Raises TimedOut after `timeout`, ReplyInvalid when what came does not fit the class, and UsageError for a
-        type or a key that no event can have.
+        type or a key that no event can have, and for no key where the class names one.
         """
         self._machine.branches.here()
         type_ = kind if isinstance(kind, str) else kind.type_
@@ -298,6 +299,11 @@ class Context:
         if key is not None and not is_name(key, KEY_BYTES_MAX):
             raise UsageError(
                 f"event key {shown(key)}: expected 1 to {KEY_BYTES_MAX} bytes of printable text, or None"
+            )
+        if key is None and not isinstance(kind, str) and kind.key_ is not None:
+            raise UsageError(
+                f"event {kind.__name__}: expected key=, the value of its field {kind.key_!r}, found none; "
+                f"an event without a key never comes"
             )
         ask = Ask("event", named(name or type_), {"type": type_, "key": key or ""}, timeout=since(timeout))
         value = await suspend(ask)
@@ -324,7 +330,10 @@ class Context:
         return tuple(await self._fork("all", ops, name))
 
     async def settle(self, *ops: Op[T], name: str = "settle") -> list[T | FlowError]:
-        """Every result, in the order written; an error is a value. It waits for all of them."""
+        """Every result, in the order written; an error that a flow may expect, a FlowError, is a value.
+
+        It waits for all of them. The first to raise anything else is raised then; other errors are notes on it.
+        """
         return await self._fork("settle", ops, name)
 
     async def first(self, *ops: Op[T], name: str = "first") -> T:

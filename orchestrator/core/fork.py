@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from orchestrator.core.ask import Scope
 from orchestrator.core.branch import Branch, drop
-from orchestrator.core.errors import AllFailed, Cancelled, in_words
+from orchestrator.core.errors import AllFailed, Cancelled, FlowError, in_words
 from orchestrator.core.path import Frame
 
 Json = Any
@@ -18,7 +18,8 @@ class Fork:
     """What a program waits for when it has branches: it never ends before all of them have.
 
     `all` and `map` are decided by the first error, `first` by the first end, `any` by the first success, `settle` by
-    none. What is decided stops the branches that still run; `cancelled` says that whoever waits is to end, and why.
+    none. What is decided stops the branches that still run; `cancelled` says that whoever waits is to end, and why. An
+    error is a value of `settle` when it is one that authors may expect; any other passes, once all have ended.
 
     It asks for `width` branches, of which no more than `concurrency` (None: all) run at once; `map` for at most
     `items_max`.
@@ -87,7 +88,7 @@ class Fork:
         """A branch has ended; whether this decides what the others are still for."""
         del self.running[kid.index]
         self.results[kid.index] = value if error is None else error
-        if error is not None and not isinstance(error, Cancelled):
+        if error is not None and (self.mode == "settle" or not isinstance(error, Cancelled)):
             self.errors.append(error)
         if self.decided is not None or self.cancelled is not None:
             return False
@@ -110,14 +111,18 @@ class Fork:
             return None, Cancelled(self.cancelled)
         if self.decided is not None:
             value, error = self.decided
-            if error is not None:
-                for other in self.errors:
-                    if other is not error:
-                        error.add_note(f"also failed beside it: {in_words(other)}")
-            return value, error
+            return value, error if error is None else self._noted(error)
         if self.mode == "any":
             return None, AllFailed(self.errors)
-        return self.results, None
+        passing = next((error for error in self.errors if not isinstance(error, FlowError)), None)
+        return (self.results, None) if passing is None else (None, self._noted(passing))
+
+    def _noted(self, error: BaseException) -> BaseException:
+        """`error`, with what else failed."""
+        for other in self.errors:
+            if other is not error:
+                error.add_note(f"also failed beside it: {in_words(other)}")
+        return error
 
     def close(self) -> None:
         """Drop the branches that were never started, silently."""

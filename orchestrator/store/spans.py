@@ -199,6 +199,7 @@ async def arrivals(conn: Connection, of: Sequence[int]) -> list[Arrival]:
         return await cursor.fetchall()
 
 
+# A reply in the answer to its command was never posted: the span of the try tells of it, and it has no webhook id.
 ARRIVALS_OF: Final[LiteralString] = """
     select i.inbox_id, i.sender, i.source, i.event_id, coalesce(i.type, '') as type, i.answer, i.received_at,
            m.execution_id::text, convert_from(o.body, 'UTF8')::jsonb ->> 'traceparent' as command
@@ -213,13 +214,14 @@ ARRIVALS_OF: Final[LiteralString] = """
      where m.tenant_id = %(tenant)s::int
        and m.execution_id = %(execution)s::uuid
        and i.kind in ('reply', 'event')
+       and i.webhook_id is not null
      order by m.mail_number
      limit %(limit)s::int
 """
 
 
 async def arrivals_of(conn: Connection, execution: str, *, tenant: int, limit: int) -> list[Arrival]:
-    """The replies and events that an execution got, in the order in which it got them."""
+    """The replies and events that were posted for an execution, in the order in which it got them."""
     async with conn.cursor(row_factory=class_row(Arrival)) as cursor:
         await cursor.execute(ARRIVALS_OF, {"tenant": tenant, "execution": execution, "limit": limit})
         return await cursor.fetchall()

@@ -76,8 +76,8 @@ def test_all_returns_in_the_order_written_and_asks_at_the_same_paths_whoever_ans
 
 def test_settle_waits_for_every_branch_and_an_error_is_a_value() -> None:
     async def asks(ctx: Context, n: int) -> list[str]:
-        ends = await ctx.settle(ctx.call("s", "a"), ctx.call("s", "b"), fails(), at_once("d"))
-        return [str(end) if isinstance(end, Exception) else end for end in ends]
+        ends = await ctx.settle(ctx.call("s", "a"), ctx.call("s", "b"), ctx.sleep(days(-1)), at_once("d"))
+        return [str(end) for end in ends]
 
     flow = driven(asks)
     refused(flow, "settle.0/a")
@@ -85,7 +85,51 @@ def test_settle_waits_for_every_branch_and_an_error_is_a_value() -> None:
 
     done(flow, "settle.1/b", value="b")
 
-    assert flow.returned == ["a at settle.0/a: no", "b", "as written", "d"]
+    [a, b, c, d] = flow.returned
+    assert (a, b, d) == ("a at settle.0/a: no", "b", "d")
+    assert c.startswith("a timeout of -1 day")
+
+
+def test_settle_raises_what_no_flow_expects_when_all_have_ended() -> None:
+    """The first of them, with all else that failed as notes; what the others did stays registered."""
+    noted: list[str] = []
+
+    async def asks(ctx: Context, n: int) -> None:
+        a, b = ctx.call("s", "a", undo=UNDO), ctx.call("s", "b")
+        try:
+            await ctx.settle(fails("first"), a, fails("second"), b, at_once("e"))
+        except ValueError as error:
+            noted[:] = [str(error), *error.__notes__]
+            raise
+
+    flow = driven(asks)
+    refused(flow, "settle.3/b")
+    assert flow.open == ["settle.1/a"]
+
+    done(flow, "settle.1/a", value="a")
+    done(flow, "settle.1/a/undo")
+
+    assert flow.status == "compensated"
+    assert noted == [
+        "first",
+        "also failed beside it: ValueError: second",
+        "also failed beside it: StepRefused: b at settle.3/b: no",
+    ]
+
+
+def test_settle_of_a_branch_that_ends_itself_as_cancelled_is_cancelled() -> None:
+    async def leaves() -> str:
+        raise Cancelled("by itself")
+
+    async def asks(ctx: Context, n: int) -> None:
+        await ctx.settle(leaves(), ctx.call("s", "a"))
+
+    flow = driven(asks)
+    assert flow.open == ["settle.1/a"]
+
+    done(flow, "settle.1/a", value="a")
+
+    assert flow.status == "cancelled"
 
 
 def test_any_is_the_first_success_and_when_none_succeeds_all_errors_in_the_order_of_their_ends() -> None:

@@ -13,6 +13,7 @@ from orchestrator import (
     FlowError,
     ReplyInvalid,
     TimedOut,
+    UsageError,
     days,
     hours,
     workflow,
@@ -310,6 +311,20 @@ def test_a_type_or_a_key_that_no_event_can_have_is_refused_before_anything_is_wr
 
     assert flow.returned.startswith(says)
     assert "bytes of printable text" in flow.returned
+    assert flow.told == []
+
+
+def test_an_event_that_has_a_key_is_not_waited_for_without_one() -> None:
+    async def takes(ctx: Context, n: int) -> str:
+        try:
+            await ctx.event(Paid)
+        except UsageError as error:
+            return str(error)
+        return "came"
+
+    flow = driven(takes)
+
+    assert flow.returned.startswith("event Paid: expected key=, the value of its field 'order', found none")
     assert flow.told == []
 
 

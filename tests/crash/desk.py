@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from contracts.signature import Secret
@@ -114,7 +115,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(dsn: str, folder: Path) -> AsyncGenerator[Desk]:
+async def desk(
+    dsn: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> AsyncGenerator[Desk]:
     """A desk before the database at `dsn`, which every process reaches by way of a proxy."""
     receiver = free_port()
     async with proxied(dsn, made(folder)) as proxy:
@@ -134,6 +137,7 @@ async def desk(dsn: str, folder: Path) -> AsyncGenerator[Desk]:
                 CONTROL: str(proxy.control),
                 COMMANDS: Secret.of(secrets.token_bytes(32)).text,
                 REPLIES: Secret.of(secrets.token_bytes(32)).text,
+                **environment,
             },
         )
 

@@ -37,9 +37,11 @@ class Outcome:
     facts: tuple[str, ...]
     effects: tuple[str, ...]
     messages: tuple[str, ...]
+    spans: tuple[str, ...] = ()
+    """What a collector got of it, in the order of their names; nothing where there is none."""
 
 
-def outcome_of(view: ExecutionView, order: str, folder: Path) -> Outcome:
+def outcome_of(view: ExecutionView, order: str, folder: Path, spans: Iterable[str] = ()) -> Outcome:
     execution = view.row.execution_id
 
     def plain(value: Json) -> str:
@@ -59,6 +61,7 @@ def outcome_of(view: ExecutionView, order: str, folder: Path) -> Outcome:
         ),
         effects=tuple(f"{it.path}: {it.what}".replace(order, "ORDER") for it in effects(folder, execution)),
         messages=tuple(f"{message.path} {message.state}" for message in view.messages),
+        spans=tuple(sorted(spans)),
     )
 
 

@@ -24,6 +24,7 @@ from orchestrator.core.status import TERMINAL, Status
 from orchestrator.store.database import Connection
 from tests.acceptance.stand import LOOPBACK, free_port
 from tests.cluster import Cluster
+from tests.crash import traces
 from tests.crash.contracts import Announced, Collected
 from tests.crash.desk import CLIENT, Desk, desk
 from tests.crash.outcome import Outcome, outcome_of, untold
@@ -32,6 +33,7 @@ from tests.crash.points import NOTHING
 from tests.crash.scenarios import Place, Scenario
 from tests.crash.services import COMMANDS, REPLIES
 from tests.invariants import broken
+from tests.telemetry.collector import Collector, collecting
 from tests.waiting import until
 
 TRY: Final = timedelta(seconds=2)
@@ -72,6 +74,7 @@ class Stand:
     desk: Desk
     conn: Connection
     parts: Mapping[str, Sequence[str]]
+    collector: Collector | None = None
     executions: list[str] = field(default_factory=list[str])
     falls: list[str] = field(default_factory=list[str])
     """Ends that nobody had asked for."""
@@ -111,7 +114,8 @@ class Stand:
 
         The place may be missed: if it is, nobody dies. Fails when a process ends by itself, when an invariant does
         not hold in the end, when a service did something twice without having been told that it may have, when what
-        may leave once left twice, and when anything left again with other bytes.
+        may leave once left twice, when anything left again with other bytes, and when a collector has not got all of
+        it, each span once or again as the same.
         """
         name = f"{scenario.name}-{len(self.executions)}"
         before, relayed = tuple(self.executions), len(self.desk.passed("relay"))
@@ -124,6 +128,8 @@ class Stand:
         if place is not None and place.point.about in {"", NOTHING}:
             await self.desk.fires(place.point)
         await self._until(self._rests, f"rest after {name}")
+        if self.collector is not None:
+            await self._is_exported(self.collector, execution, name)
         sent = [point.about for point in self.desk.passed("relay")[relayed:] if point.when == "sent"]
         wrong = untold(self.desk.folder, execution)
         wrong += [f"{scenario.once} left twice"] if sent.count(scenario.once) > 1 else []
@@ -131,7 +137,8 @@ class Stand:
             f"{it} left with other bytes" for part in ("relay", "stock") for it in self.desk.changed(part)
         ]
         assert not wrong, "; ".join(wrong)
-        return outcome_of(await Client(self.conn).show(execution), name, self.desk.folder)
+        spans = () if self.collector is None else traces.names(self.collector, execution)
+        return outcome_of(await Client(self.conn).show(execution), name, self.desk.folder, spans)
 
     async def _start(self, name: str, scenario: Scenario) -> str:
         """Start it, by an event or by the command; again, under its key, when that did not come through."""
@@ -211,6 +218,18 @@ class Stand:
     async def _rests(self) -> bool:
         return await broken(self.conn, at_rest=True) == []
 
+    async def _is_exported(self, collector: Collector, execution: str, name: str) -> None:
+        unlike: list[str] = []
+
+        async def exported() -> bool:
+            unlike[:] = await traces.unlike(self.conn, collector, execution)
+            return not unlike
+
+        try:
+            await self._until(exported, f"the export of {name}")
+        except AssertionError as error:
+            raise AssertionError("; ".join([str(error), *unlike])) from None
+
     async def one(self, query: Any, *values: object) -> Any:
         row = await (await self.conn.execute(query, values)).fetchone()
         return None if row is None else row[0]
@@ -237,7 +256,7 @@ async def register(conn: Connection, environment: Mapping[str, str], ports: Mapp
 
 
 @asynccontextmanager
-async def stand(dsn: str, folder: Path) -> AsyncGenerator[Stand]:
+async def stand(dsn: str, folder: Path, collector: Collector | None = None) -> AsyncGenerator[Stand]:
     """A deployment on the migrated database at `dsn`, which is starting. Leaving lets it drain."""
     ports = {"stock": free_port(), "bank": free_port()}
     parts = {
@@ -248,12 +267,12 @@ async def stand(dsn: str, folder: Path) -> AsyncGenerator[Stand]:
         "worker": ["worker"],
     }
     async with (
-        desk(dsn, folder) as at,
+        desk(dsn, folder, {} if collector is None else collector.environment) as at,
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn,
         asyncio.TaskGroup() as group,
     ):
         await register(conn, at.environment, ports)
-        found = Stand(at, conn, parts)
+        found = Stand(at, conn, parts, collector)
         for part in parts:
             group.create_task(found.keep(part))
         try:
@@ -265,11 +284,17 @@ async def stand(dsn: str, folder: Path) -> AsyncGenerator[Stand]:
 
 
 @asynccontextmanager
-async def stands(cluster: Cluster, folder: Path, number: int) -> AsyncGenerator[list[Stand]]:
-    """So many deployments at work, each on a database of its own."""
+async def stands(
+    cluster: Cluster, folder: Path, number: int, *, traced: bool = False
+) -> AsyncGenerator[list[Stand]]:
+    """So many deployments at work, each on a database of its own; `traced`, each with a collector of its own."""
     names = [cluster.create() for _ in range(number)]
     async with AsyncExitStack() as stack:
-        starting = [stand(cluster.dsn(name), folder / name) for name in names]
+        collectors = [stack.enter_context(collecting()) if traced else None for _ in names]
+        starting = [
+            stand(cluster.dsn(name), folder / name, collector)
+            for name, collector in zip(names, collectors, strict=True)
+        ]
         found = [await stack.enter_async_context(one) for one in starting]
         for one in found:
             await one.started()

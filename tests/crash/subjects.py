@@ -77,13 +77,16 @@ def script(_: Guard, said: Parameters) -> list[Subject]:
 BY_PARAMETERS: Final[Mapping[str, Callable[[Guard, Parameters], list[Subject]]]] = {
     "migrations.runner.RECORD": script,
     "orchestrator.store.commits.COMMIT": facts,
+    "orchestrator.store.commits.COMMIT_TRACED": facts,
     "receiver.inbox.POST": mail,
+    "receiver.inbox.POST_TRACED": mail,
     "receiver.memory.BAR": remembered,
     "receiver.memory.RELEASE": remembered,
     "receiver.memory.RUN": remembered,
     "receiver.memory.SETTLE": remembered,
     "relay.outbox.DELIVER": delivered,
     "relay.outbox.RECORD": results,
+    "relay.outbox.RECORD_TRACED": results,
     "relay.outbox.SETTLE": results,
     "relay.replies.POST": replies,
 }
@@ -109,6 +112,8 @@ def count(_: Guard, cursor: Cursor) -> list[Subject]:
 
 BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "orchestrator.store.executions.CLAIM": rows,
+    "orchestrator.store.spans.DROP_OLD": rows,
+    "orchestrator.store.spans.TAKE": rows,
     "orchestrator.store.workers.BURY": rows,
     "orchestrator.store.workers.TAKE_OVER": rows,
     "relay.outbox.CLAIM": messages,

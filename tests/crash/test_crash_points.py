@@ -13,26 +13,34 @@ import pytest
 from tests.cluster import Cluster
 from tests.crash import statements
 from tests.crash.points import FOUND, SERVICES_OWN, Point
-from tests.crash.scenarios import REFUSED, SCENARIOS
+from tests.crash.scenarios import PICKUP, REFUSED, SCENARIOS, Place
 from tests.crash.stand import stands
-from tests.crash.survey import COMMIT, DEATHS, crash, survey
+from tests.crash.survey import COMMIT, DEATHS, Survey, crash, survey
 from tests.evidence import Evidence
 
 STANDS: Final = 4
 """Deployments at once: most of the time each waits for a lease to end."""
 FEW_STANDS: Final = 3
 
+OF_TRACES: Final = (REFUSED, PICKUP)
+"""Orders that come to every kind of span."""
+
 ELSEWHERE: Final = "tests/crash/test_crashed_commands.py"
-TRACED: Final = (
-    "with a collector only; tests/telemetry/test_traces.py kills a worker between commit and export"
+TRACED: Final = frozenset(
+    {
+        "orchestrator.store.commits.COMMIT_TRACED",
+        "orchestrator.store.spans.DROP_OLD",
+        "orchestrator.store.spans.EXPORTED",
+        "orchestrator.store.spans.TAKE",
+        "receiver.inbox.POST_TRACED",
+        "relay.outbox.RECORD_TRACED",
+    }
+)
+"""Statements of deployments that have a collector; all else is as it is without one."""
+APPLICATIONS: Final = (
+    "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
 )
 NOT_HERE: Final = {
-    "orchestrator.store.commits.COMMIT_TRACED": TRACED,
-    "orchestrator.store.spans.DROP_OLD": TRACED,
-    "orchestrator.store.spans.EXPORTED": TRACED,
-    "orchestrator.store.spans.TAKE": TRACED,
-    "receiver.inbox.POST_TRACED": TRACED,
-    "relay.outbox.RECORD_TRACED": TRACED,
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
     "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
@@ -42,6 +50,11 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.REPLACE_SENDER": ELSEWHERE,
     "orchestrator.store.registry.SEAL": ELSEWHERE,
     "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
+    "orchestrator.store.subscriptions.ADD": ELSEWHERE,
+    "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
+    "orchestrator.store.errands.PUBLISH": APPLICATIONS,
+    "orchestrator.store.errands.SIGNAL": APPLICATIONS,
+    "orchestrator.store.errands.START": APPLICATIONS,
     "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }
@@ -69,7 +82,7 @@ async def test_every_commit_send_and_answer_of_ours_is_a_crash_point(
     points = {place.point for place in found.places}
     commits = [point for point in points if point.door == "commit"]
     passed = {name: whens(commits, name) for point in commits for name in point.name.split("+")}
-    assert {*passed} == statements.committing() - {*NOT_HERE}
+    assert {*passed} == statements.committing() - {*NOT_HERE} - TRACED
     for name, found_whens in passed.items():
         assert found_whens == {"before", "after"} | (set() if name.startswith(SERVICES_OWN) else {"lost"}), (
             name
@@ -78,8 +91,22 @@ async def test_every_commit_send_and_answer_of_ours_is_a_crash_point(
     assert {point.part for point in points if point.door == "answer"} == {"receiver", "stock", "bank"}
 
 
+def traced(found: Survey) -> list[Place]:
+    """Those at which something is written for a collector."""
+    return [place for place in found.places if place.point.name in TRACED]
+
+
 def whens(commits: list[Point], name: str) -> set[str]:
     return {point.when for point in commits if name in point.name.split("+")}
+
+
+async def test_every_commit_for_a_collector_is_a_crash_point(cluster: Cluster, tmp_path: Path) -> None:
+    async with stands(cluster, tmp_path, 1, traced=True) as some:
+        found = await survey(some, OF_TRACES, deaths=())
+
+    points = [place.point for place in traced(found)]
+    passed = {name: whens(points, name) for name in TRACED}
+    assert passed == {name: {"before", "after", "lost"} for name in TRACED}
 
 
 async def test_at_the_most_telling_points_a_death_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -105,4 +132,19 @@ async def test_wherever_a_process_dies_all_ends_as_if_it_had_not(
 
     evidence.did(f"{died.total()} of {len(places)} points of {parts}: {dict(sorted(died.items()))}")
     assert {place.point.part for place in places} == {*parts.split()}
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.proof
+async def test_wherever_a_process_dies_a_collector_gets_all_that_happened(
+    cluster: Cluster, tmp_path: Path, evidence: Evidence
+) -> None:
+    async with stands(cluster, tmp_path, STANDS, traced=True) as some:
+        found = await survey(some, OF_TRACES, deaths=())
+        places = traced(found)
+        died: Counter[str] = Counter()
+        wrong = await crash(some, places, found.outcomes, died=died, goes_on=evidence.goes_on)
+
+    evidence.did(f"{died.total()} of {len(places)} points with a collector: {dict(sorted(died.items()))}")
+    assert {place.point.name for place in places} == TRACED
     assert not wrong, "\n".join(wrong)

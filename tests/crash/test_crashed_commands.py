@@ -83,6 +83,37 @@ async def test_who_changes_a_sender_again_after_a_crash_has_changed_it(
     assert await cursor.fetchone() == (1 + len(points),)
 
 
+@pytest.mark.parametrize("verb", ["add", "remove"])
+async def test_who_subscribes_or_leaves_again_after_a_crash_has_done_it(
+    dsn: str, conn: Connection, tmp_path: Path, verb: str
+) -> None:
+    """A second time there may be nothing left to do, and the command says so."""
+
+    async def give(name: str) -> int:
+        return await it.say("subscription", verb, "order.placed", name)
+
+    async def prepared(name: str) -> None:
+        assert await it.say("endpoint", "add", name, URL, "--kind", "event") == 0
+        if verb == "remove":
+            assert await it.say("subscription", "add", "order.placed", name) == 0
+
+    async with desk(dsn, tmp_path / "desk") as it:
+        await prepared("undisturbed")
+        before = len(it.passed(CLIENT))
+        assert await give("undisturbed") == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            await prepared(f"name-{number}")
+            it.arm(point)
+            assert await give(f"name-{number}") != 0
+            assert it.fired(point)
+            await give(f"name-{number}")
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select count(*) from waypost.subscription")
+    assert await cursor.fetchone() == (1 + len(points) if verb == "add" else 0,)
+
+
 SECRETS: Final[LiteralString] = """
     select key_id, nonce, ciphertext
       from waypost.secret

@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator import Context, Refused, Retry, local, workflow
 from orchestrator.cli.operations import described
-from orchestrator.client import Client, ExecutionView, Standing, Started
+from orchestrator.client import Client, ExecutionView, Started
 from orchestrator.core.machine import Machine
 from orchestrator.flows import Flows
+from orchestrator.standing import Standing
 from orchestrator.store import commits, executions
 from orchestrator.store.database import Connection
 from tests.engine.conftest import Working

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 
 from contracts.signature import Secret
 from contracts.vault import Vault
+from orchestrator.store import database
 from relay import outbox
 from relay.outbox import Message
 from relay.relay import Relay
@@ -34,6 +35,7 @@ from tests.relay.hostile import (
     hangs,
     hostile,
     in_turn,
+    response,
     then,
 )
 
@@ -595,6 +597,110 @@ async def test_a_hint_wakes_the_relay_before_its_poll(conn: Connection, pool: Po
             hinted.set()
 
             await watcher.until("message.tried", message=second, outcome="delivered")
+
+
+async def test_a_command_whose_kept_connection_is_cut_goes_again_by_a_new_one(
+    conn: Connection, pool: Pool
+) -> None:
+    """It may have been read, so it is a try that counts, and the next one has the same name."""
+    watcher, hinted = Watcher(), asyncio.Event()
+
+    async def cut(exchange: Exchange, _request: Request) -> None:
+        exchange.writer.transport.abort()
+
+    async with hostile(in_turn(then(204), cut, then(204))) as server:
+        await given.endpoint(conn, server.url)
+        execution = await given.execution(conn)
+        first = await given.message(conn, execution)
+        settings = replace(QUICK, keepalive=timedelta(hours=1))
+        async with running(pool, watcher, settings=settings, hinted=hinted):
+            await watcher.until("message.tried", message=first)
+            second = await given.message(conn, execution)
+            hinted.set()
+            await watcher.until("message.tried", message=second, outcome="delivered")
+
+    assert await given.deliveries(conn, second) == [
+        (1, "retry", None, "connection-cut"),
+        (2, "delivered", 204, None),
+    ]
+    assert [request.headers["webhook-id"] for request in server.requests[1:]] == [str(second)] * 2
+    assert server.connections == 2
+
+
+async def test_no_more_connections_are_made_to_an_endpoint_than_it_may_have_tries(
+    conn: Connection, pool: Pool
+) -> None:
+    watcher = Watcher()
+    settings = replace(QUICK, endpoint_concurrency=3, keepalive=timedelta(hours=1))
+    async with hostile(answers(204)) as server:
+        await given.endpoint(conn, server.url)
+        execution = await given.execution(conn)
+        messages = [await given.message(conn, execution) for _ in range(20)]
+        async with running(pool, watcher, settings=settings):
+            for message in messages:
+                await watcher.until("message.tried", message=message, outcome="delivered")
+
+    assert len(server.requests) == 20
+    assert server.connections <= 3
+
+
+async def test_a_removed_endpoint_keeps_no_connection_and_gets_no_message(
+    conn: Connection, pool: Pool
+) -> None:
+    watcher, closed = Watcher(), asyncio.Event()
+
+    async def behave(exchange: Exchange) -> None:
+        await exchange.read()
+        await exchange.write(response(204))
+        await exchange.left()
+        closed.set()
+
+    async with hostile(behave) as server:
+        await given.endpoint(conn, server.url)
+        execution = await given.execution(conn)
+        first = await given.message(conn, execution)
+        settings = replace(QUICK, keepalive=timedelta(milliseconds=20))
+        async with running(pool, watcher, settings=settings):
+            await watcher.until("message.tried", message=first)
+            await conn.execute("delete from waypost.endpoint")
+            second = await given.message(conn, execution)
+
+            await watcher.until("message.tried", message=second, error="unknown-endpoint")
+            async with asyncio.timeout(PATIENCE):
+                await closed.wait()
+
+    assert len(server.requests) == 1
+
+
+# Its connections to the database, which it keeps while they work
+
+
+CUT = """
+    select pg_terminate_backend(pid)
+      from pg_stat_activity
+     where application_name = 'waypost-relay'
+       and datname = current_database()
+"""
+
+
+async def test_a_relay_at_work_needs_three_connections_and_takes_others_when_they_are_cut(
+    conn: Connection, dsn: str
+) -> None:
+    watcher, hinted = Watcher(), asyncio.Event()
+    async with hostile(answers(204)) as server, database.pool(dsn, size=3, name="relay") as three:
+        await given.endpoint(conn, server.url)
+        execution = await given.execution(conn)
+        first = await given.message(conn, execution)
+        async with running(three, watcher, hinted=hinted):
+            await watcher.until("message.tried", message=first, outcome="delivered")
+            assert (await (await conn.execute(CUT)).fetchall()) != []
+
+            second = await given.message(conn, execution)
+            hinted.set()
+            await watcher.until("message.tried", message=second, outcome="delivered")
+            await watcher.until("database.failed", part="claim")
+
+    assert [request.headers["webhook-id"] for request in server.requests] == [str(first), str(second)]
 
 
 async def test_stopping_lets_what_is_in_flight_end_and_claims_nothing_more(

@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.relay.hostile import (
     hangs,
     hostile,
     in_turn,
+    response,
     says,
     then,
 )
@@ -199,6 +201,45 @@ async def test_connections_are_used_again(wire: Wire) -> None:
 
         assert len(server.requests) == 3
         assert server.connections == 1
+
+
+async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used_again(wire: Wire) -> None:
+    closed = asyncio.Event()
+
+    async def behave(exchange: Exchange) -> None:
+        await exchange.read()
+        await exchange.write(response(204))
+        if exchange.server.connections == 1:
+            exchange.writer.write_eof()
+        await exchange.left()  # the client has seen the end, too
+        closed.set()
+
+    async with hostile(behave) as server:
+        await wire.send(command(), to(server.url), now=NOON)
+        async with asyncio.timeout(LONG.total_seconds()):
+            await closed.wait()
+
+        answer = await wire.send(command(), to(server.url), now=NOON)
+
+        assert (answer.status, answer.error_code) == (204, None)
+        assert (len(server.requests), server.connections) == (2, 2)
+
+
+async def test_a_connection_that_nobody_needs_is_closed() -> None:
+    """So that of an endpoint that is removed nothing stays open."""
+    closed = asyncio.Event()
+
+    async def behave(exchange: Exchange) -> None:
+        await exchange.read()
+        await exchange.write(response(204))
+        await exchange.left()
+        closed.set()
+
+    async with Wire(replace(HERE, keepalive=timedelta(milliseconds=20))) as wire, hostile(behave) as server:
+        await wire.send(command(), to(server.url), now=NOON)
+
+        async with asyncio.timeout(LONG.total_seconds()):
+            await closed.wait()
 
 
 async def test_no_more_than_the_limit_of_a_body_is_kept(wire: Wire) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,7 +16,6 @@ from tests.store.world import (
     NOON,
     Connection,
     asked,
-    claim,
     claim_message,
     commit,
     expire_claims,
@@ -24,14 +23,14 @@ from tests.store.world import (
     is_due,
     mail_of,
     message,
-    order,
+    outbox_mail,
     posted,
     reply,
     rows,
     sent,
     settle,
     state_of,
-    worker,
+    take_back,
 )
 
 pytestmark = pytest.mark.postgres
@@ -41,25 +40,6 @@ pytestmark = pytest.mark.postgres
 async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
     yield
     assert await broken(conn, scripted=True) == []
-
-
-async def take_back(conn: Connection, execution: UUID, *messages: UUID) -> None:
-    """A turn of the execution that takes messages back."""
-    if not await is_due(conn, execution):
-        await posted(conn, order(f"wake {uuid4()}", execution))
-    holder = await claim(conn, await worker(conn), execution)
-    [(mail, orders)] = await rows(
-        conn,
-        "select mail_received - mail_read, orders_received - orders_read from waypost.execution"
-        " where execution_id = %s",
-        execution,
-    )
-    turn = holder.turn(("withdrawn", "pay", {}), mail=mail, orders=orders, take_back=messages)
-    assert await commit(conn, holder, turn)
-
-
-async def outbox_mail(conn: Connection, execution: UUID) -> list[str]:
-    return [text for text in await mail_of(conn, execution) if not text.startswith("order wake")]
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,21 @@ async def settle(
     return None if row is None else row[0]
 
 
+async def take_back(conn: Connection, execution: UUID, *messages: UUID) -> None:
+    """A turn of the execution that takes messages back."""
+    if not await is_due(conn, execution):
+        await posted(conn, order(f"wake {uuid4()}", execution))
+    holder = await claim(conn, await worker(conn), execution)
+    [(mail, orders)] = await rows(
+        conn,
+        "select mail_received - mail_read, orders_received - orders_read from waypost.execution"
+        " where execution_id = %s",
+        execution,
+    )
+    turn = holder.turn(("withdrawn", "pay", {}), mail=mail, orders=orders, take_back=messages)
+    assert await commit(conn, holder, turn)
+
+
 async def expire_claims(conn: Connection, *, now: datetime | None = None) -> int:
     row = await (await conn.execute("select waypost.expire_claims(100, %s)", (now,))).fetchone()
     assert row is not None
@@ -352,6 +367,11 @@ async def mail_of(conn: Connection, execution: UUID) -> list[str]:
         execution,
     )
     return [text for (text,) in found]
+
+
+async def outbox_mail(conn: Connection, execution: UUID) -> list[str]:
+    """What an execution got, without what `take_back` woke it with."""
+    return [text for text in await mail_of(conn, execution) if not text.startswith("order wake")]
 
 
 async def waits_of(conn: Connection, execution: UUID) -> list[tuple[str, str | None]]:

@@ -28,7 +28,7 @@ from orchestrator.worker import Worker
 from receiver.inbox import post
 from tests.engine.flows import FLOWS, Charge, Ship
 from tests.moments import Moments
-from tests.store.world import begun, claim, event, held, rows, worker
+from tests.store.world import begun, claim, event, held, reply, rows, sent, worker
 from tests.waiting import until
 
 Connection = psycopg.AsyncConnection[Any]
@@ -334,3 +334,14 @@ async def test_a_mark_names_exactly_what_its_part_made(conn: Connection) -> None
     ):
         with pytest.raises(psycopg.errors.CheckViolation):
             await conn.execute(f"insert into waypost.span_due ({columns}) values ({values})".encode())
+
+
+@pytest.mark.postgres
+async def test_only_a_reply_that_was_posted_was_taken_in_by_a_receiver(conn: Connection) -> None:
+    """One that stands in the answer to its command has no webhook id."""
+    execution, message = await sent(conn)
+
+    await post(conn, [reply("posted", message, webhook_id="w"), reply("answered", message)])
+
+    found = await store.arrivals_of(conn, str(execution), tenant=1, limit=10)
+    assert [one.event_id for one in found] == ["posted"]

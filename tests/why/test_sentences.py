@@ -20,6 +20,7 @@ from tests.why.case import (
     MESSAGE,
     NOW,
     TRIED,
+    Said,
     asked_call,
     asked_event,
     asked_step,
@@ -41,8 +42,14 @@ def held(code: str, path: str = "", reason: str = "said so") -> Situation:
     return case(("held", path, {"code": code, "reason": reason}), status="held", wake=None)
 
 
-def ended(status: str, **said: Any) -> Situation:
-    return case(("finished", "", {"kind": status, **said}), status=status, wake=None)
+def ended(status: str, *before: Said, **said: Any) -> Situation:
+    return case(*before, ("finished", "", {"kind": status, **said}), status=status, wake=None)
+
+
+SKIPPED: Final[tuple[Said, ...]] = (
+    ("held", "charge/undo", {"code": "undo-failed", "reason": "no"}),
+    ("resolved", "charge/undo", {"verdict": "skip", "by": "ann", "reason": "it is paid"}),
+)
 
 
 BOOM: Final = {"code": "declined", "detail": "no money"}
@@ -100,9 +107,11 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("stuck", case(status="held", wake=None, stuck="lost-order")),
     ("stuck", case(worker=LIVING, stuck="owner-gone")),
     ("completed", ended("completed", output=1)),
+    ("completed", ended("completed", *SKIPPED, output=1, undone=1, stands=["charge"])),
     ("compensated", ended("compensated", error=BOOM, undone=2)),
     ("failed", ended("failed", error={"code": "declined"})),
     ("failed", ended("failed", error=BOOM, undone=1, stands=["reserve", "charge"])),
+    ("failed", ended("failed", *SKIPPED, error=BOOM, undone=1, stands=["reserve", "charge"])),
     ("cancelled", ended("cancelled", reason="cancelled")),
     ("cancelled", ended("cancelled", reason="wrong address", undone=2)),
     ("cancelled", ended("cancelled", reason="wrong address", undone=1, stands=["charge"])),
