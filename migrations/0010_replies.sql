@@ -96,7 +96,7 @@ begin
                with ordinality as t(tenant_id, kind, sender, source, event_id, webhook_id, type, key, digest,
                                     data, body, causation, execution_id, command, ord)
           left join waypost.outbox o
-            on o.tenant_id = t.tenant_id and o.message_id = t.causation
+            on o.tenant_id = t.tenant_id and o.message_id = t.causation and o.command
           left join waypost.endpoint e
             on p_command is not null and e.tenant_id = o.tenant_id and e.name = o.endpoint
           left join waypost.execution x
@@ -136,7 +136,8 @@ begin
                                                   on e.tenant_id = o.tenant_id and e.name = o.endpoint
                                                where p_command is not null
                                                  and o.tenant_id = a.tenant_id
-                                                 and o.message_id = p_causation[a.ord]), 'again')
+                                                 and o.message_id = p_causation[a.ord]
+                                                 and o.command), 'again')
                           when a.n = 1 and a.inbox_id = any(v_new) then 'stored'
                           when a.same then 'duplicate'
                           else 'conflict' end
@@ -186,7 +187,7 @@ begin
               from unnest(p_tenant, p_kind, p_causation, p_execution, p_epoch, p_path, v_inbox, v_outcome, v_answer)
                    as t(tenant_id, kind, causation, execution_id, epoch, path, inbox_id, outcome, answer)
               left join waypost.outbox o
-                on t.kind = 'reply' and o.tenant_id = t.tenant_id and o.message_id = t.causation
+                on t.kind = 'reply' and o.tenant_id = t.tenant_id and o.message_id = t.causation and o.command
               left join waypost.execution x
                 on t.kind <> 'event' and x.tenant_id = t.tenant_id and x.execution_id = t.execution_id
              where t.outcome = 'stored'
@@ -292,6 +293,7 @@ begin
                and t.outcome = 'stored'
                and o.tenant_id = t.tenant_id
                and o.message_id = t.causation
+               and o.command
                and not o.replied
                and o.state in ('due', 'sending', 'stopping', 'expired')
         )

@@ -135,6 +135,17 @@ async def test_a_reply_to_what_we_never_sent_matches_nothing(conn: Connection) -
 
 
 @pytest.mark.postgres
+async def test_a_reply_to_an_event_that_we_published_matches_nothing(conn: Connection) -> None:
+    _, message = await add_command(conn)
+    await conn.execute("update waypost.outbox set command = false, execution_id = null, epoch = null")
+
+    [posted] = await inbox.post(conn, [reply(message)])
+
+    assert (posted.outcome, posted.answer) == ("stored", "unmatched")
+    assert await one(conn, "select replied from waypost.outbox") is False
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize(
     "event",
     [
