@@ -428,6 +428,22 @@ class Context:
 
     # ---- written down --------------------------------------------------------------------------------------
 
+    def emit(self, event: Event, /) -> None:
+        """Send `event` to every endpoint that subscribes to its type, with what else this turn commits: once for each,
+        if it commits. The event's subject is the field that its class names as `key`. Nobody answers it.
+
+        Raises UsageError for an event without a type, with a key that cannot be one, or that cannot be stored.
+        """
+        kind = type(event)
+        if not is_name(kind.type_, IDENTITY_BYTES_MAX):
+            raise UsageError(f"event {kind.__name__}: expected a class with type=, found {shown(kind.type_)}")
+        key = None if kind.key_ is None else str(getattr(event, kind.key_))
+        if key is not None and not is_name(key, KEY_BYTES_MAX):
+            raise UsageError(f"event key {shown(key)}: expected 1 to {KEY_BYTES_MAX} bytes of printable text")
+        data = event.model_dump(mode="json", by_alias=True)
+        name = named(kind.type_.rpartition(".")[2])
+        self._machine.note("emit", name, {"type": kind.type_, "key": key, "data": data})
+
     def now(self) -> datetime:
         """The time of the fact that resumed this flow. It moves with facts, not with the clock."""
         self._machine.branches.here()

@@ -72,15 +72,25 @@ class Journal:
 
     def recall(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
         """What was recorded when the program said this; None when that is new. The recorded fact wins."""
+        recorded = self.recall_if_said(kind, path, data)
+        other = None if recorded is not None else self.recorded()
+        if other is not None:
+            raise NonDeterminism(
+                f"the journal has {saying(other.kind, other.path, other.data)} at position "
+                f"{other.position}; the program says {saying(kind, path, data)}"
+            )
+        return recorded
+
+    def recall_if_said(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
+        """What was recorded when the program said this; None when the journal has something else here, or nothing."""
         past = self.past
         recorded = self.recorded() if past is not None else None
-        if past is None or recorded is None:
+        if (
+            past is None
+            or recorded is None
+            or recorded.says() != (kind, path, data.get("kind"), data.get("name"))
+        ):
             return None
-        if recorded.says() != (kind, path, data.get("kind"), data.get("name")):
-            raise NonDeterminism(
-                f"the journal has {saying(recorded.kind, recorded.path, recorded.data)} at position "
-                f"{recorded.position}; the program says {saying(kind, path, data)}"
-            )
         past.take()
         self.position = recorded.position
         return recorded
@@ -91,10 +101,11 @@ class Journal:
             return Fact(self.position, kind, path, data, self.at)
         if self.position >= self.facts_max:
             raise LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}")
+        text = text or self.encoded(
+            data, what=f"{kind} {path}"
+        )  # first: what cannot be stored takes no position
         self.position += 1
-        fact = Fact(
-            self.position, kind, path, data, self.at, text or self.encoded(data, what=f"{kind} {path}")
-        )
+        fact = Fact(self.position, kind, path, data, self.at, text)
         self.new.append(fact)
         return fact
 

@@ -444,8 +444,13 @@ class Machine:
         return self._note(self.branches.place(name), kind, name, args)
 
     def _note(self, path: str, kind: str, name: str, args: Json = None) -> Fact:
+        """A replay refuses what was refused when it was new, so what the journal has is looked at first."""
+        data = {"kind": kind, "name": name, "args": args}
         try:
-            return self.journal.produce("noted", path, {"kind": kind, "name": name, "args": args})
+            recorded = self.journal.recall_if_said("noted", path, data)
+            if recorded is not None:
+                return recorded
+            return self.journal.produce("noted", path, data, self.journal.encoded(data, what=f"noted {path}"))
         except Halt as halt:
             self.branches.stop(halt)
             raise

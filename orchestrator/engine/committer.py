@@ -120,7 +120,7 @@ class Committer:
         leaves = False
         for turn, answer in batch:
             ours = turn.execution in matched
-            leaves = leaves or (ours and bool(turn.messages))
+            leaves = leaves or (ours and bool(turn.messages or turn.events))
             if not answer.done():
                 answer.set_result(ours)
         if leaves:

@@ -11,10 +11,11 @@ from urllib.parse import quote
 from contracts import trace
 from contracts.envelope import Envelope, encode_structured
 from contracts.identifiers import execution_key, message_id
+from contracts.limits import PUBLISHED_LIFE
 from orchestrator.core.fact import Fact
 from orchestrator.core.path import undo_path
 from orchestrator.core.segments import anchor_of
-from orchestrator.store.commits import NewMessage
+from orchestrator.store.commits import NewEvent, NewMessage
 
 Json = Any
 
@@ -74,6 +75,33 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
         body=encode_structured(envelope),
         at_most_once=fact.data.get("effect") == "at_most_once",
         expires_at=None if due is None else datetime.fromisoformat(due),
+    )
+
+
+def event_of(fact: Fact, sender: Identity, wire: Wire) -> NewEvent:
+    """The event that a `noted` fact emits: one for all who subscribe, its bytes made here, once."""
+    said = fact.data["args"]
+    identity = message_id(sender.execution, sender.epoch, fact.path, at=fact.at)
+    at = execution_key(sender.execution, sender.epoch, fact.path)
+    envelope = Envelope(
+        id=str(identity),
+        source=f"{wire.source}/executions/{sender.execution}",
+        type=said["type"],
+        subject=said["key"],
+        time=instant(fact.at),
+        datacontenttype="application/json",
+        data=said["data"],
+        extensions={
+            "correlationid": sender.execution,
+            "traceparent": trace.child(anchor_of(sender.traceparent, sender.execution), at),
+        },
+    )
+    return NewEvent(
+        event_id=identity,
+        path=fact.path,
+        type=said["type"],
+        body=encode_structured(envelope),
+        expires_at=fact.at + PUBLISHED_LIFE,
     )
 
 

@@ -13,8 +13,8 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs
-from orchestrator.engine.message import Identity, Wire, message_of
-from orchestrator.store.commits import ClosedWait, NewMessage, NewWait, Turn
+from orchestrator.engine.message import Identity, Wire, event_of, message_of
+from orchestrator.store.commits import ClosedWait, NewEvent, NewMessage, NewWait, Turn
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -51,6 +51,7 @@ def turn_of(
     due = machine.next_due()
     asked = [fact for fact in facts if fact.kind == "asked"]
     leaves = any(asks_for_message(fact) for fact in asked)
+    emits = any(is_emitted(fact) for fact in facts)
     closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)
     return Turn(
         tenant=claim.tenant,
@@ -67,6 +68,7 @@ def turn_of(
         due=clock.now() if machine.runnable() else due[0] if due is not None else None,
         guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
         asks=bool(asked),
+        events=events_of(facts, identity_of(claim, machine), wire, bases) if emits else [],
         messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
         taken_back=[
             (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
@@ -113,15 +115,24 @@ def messages_of(
     asked: Sequence[Fact], identity: Identity, wire: Wire, bases: Mapping[int, str] = NONE
 ) -> list[NewMessage]:
     """The messages that the facts in `asked` ask for, in their order."""
-    return [
-        message_of(
-            fact,
-            replace(identity, traceparent=bases[fact.position]) if fact.position in bases else identity,
-            wire,
-        )
-        for fact in asked
-        if asks_for_message(fact)
-    ]
+    return [message_of(fact, within(identity, fact, bases), wire) for fact in asked if asks_for_message(fact)]
+
+
+def events_of(
+    facts: Sequence[Fact], identity: Identity, wire: Wire, bases: Mapping[int, str] = NONE
+) -> list[NewEvent]:
+    """The events that `facts` emit, in their order."""
+    return [event_of(fact, within(identity, fact, bases), wire) for fact in facts if is_emitted(fact)]
+
+
+def within(identity: Identity, fact: Fact, bases: Mapping[int, str]) -> Identity:
+    """`identity`, in the segment of the trace that `fact` is in."""
+    return replace(identity, traceparent=bases[fact.position]) if fact.position in bases else identity
+
+
+def is_emitted(fact: Fact) -> bool:
+    """Whether a fact sends an event to whoever subscribes to its type."""
+    return fact.kind == "noted" and fact.data.get("kind") == "emit"
 
 
 def asks_for_message(fact: Fact) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, LiteralString
@@ -24,6 +24,17 @@ class NewMessage:
     body: bytes
     at_most_once: bool
     expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to leave with a turn, to each endpoint that subscribes to its type when the turn is committed."""
+
+    event_id: UUID
+    path: str
+    type: str
+    body: bytes
+    expires_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,7 @@ class Turn:
     guard: int | None
     asks: bool
     messages: list[NewMessage] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
@@ -115,14 +127,9 @@ CALL: Final[LiteralString] = """
 
 COMMIT: Final[LiteralString] = "select execution::text, is_due from " + CALL  # noqa: S608  # constants of this file
 
-COMMIT_TRACED: Final[LiteralString] = (
-    "with done as materialized ("  # noqa: S608  # constants of this file
-    """
-        select execution, is_due
-          from """
-    + CALL
-    + """
-    ),
+DONE: Final[LiteralString] = "done as materialized (select execution, is_due from " + CALL + ")"  # noqa: S608  # constants of this file
+
+MARKS: Final[LiteralString] = """,
     marks as (
         insert into waypost.span_due (part, tenant_id, execution_id, position, facts, began_at)
         select 'worker', t.tenant_id, t.execution_id, t.position, t.facts, t.began
@@ -131,10 +138,37 @@ COMMIT_TRACED: Final[LiteralString] = (
           join done on done.execution = t.execution_id
          where t.facts > 0
     )
-    select execution::text, is_due
-      from done
-    """
-)
+"""
+
+# One message for each endpoint that subscribes now. None of them is locked by anybody: they are new.
+SENT: Final[LiteralString] = """,
+    sent as (
+        insert into waypost.outbox
+               (tenant_id, message_id, execution_id, epoch, path, command, endpoint, body, due_at, expires_at)
+        select t.tenant_id, waypost.id_of(t.event_id || '/' || s.endpoint), t.execution_id, t.epoch, t.path, false,
+               s.endpoint, t.body, coalesce(%(now)s::timestamptz, now()), t.expires_at
+          from unnest(%(e_tenant)s::int[], %(e_id)s::uuid[], %(e_epoch)s::int[], %(e_event)s::uuid[],
+                      %(e_path)s::text[], %(e_type)s::text[], %(e_body)s::bytea[], %(e_expires)s::timestamptz[])
+            as t(tenant_id, execution_id, epoch, event_id, path, type, body, expires_at)
+          join done on done.execution = t.execution_id
+          join waypost.subscription s on s.tenant_id = t.tenant_id and s.type = t.type
+         order by 1, 2
+    )
+"""
+
+TOLD: Final[LiteralString] = "\n-- and what matched\n select execution::text, is_due from done"
+
+COMMIT_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
+COMMIT_EMITTING: Final[LiteralString] = "with " + DONE + SENT + TOLD
+COMMIT_EMITTING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + TOLD
+
+STATEMENTS: Final[Mapping[tuple[bool, bool], LiteralString]] = {
+    (False, False): COMMIT,
+    (True, False): COMMIT_TRACED,
+    (False, True): COMMIT_EMITTING,
+    (True, True): COMMIT_EMITTING_TRACED,
+}
+"""By whether it is traced, and whether a turn emits events."""
 
 
 async def commit(
@@ -150,7 +184,10 @@ async def commit(
     parameters = columns(turns) | {"me": me, "now": now}
     if traced:
         parameters["t_began"] = arrays.times([turn.began for turn in turns])
-    cursor = await conn.execute(COMMIT_TRACED if traced else COMMIT, parameters, prepare=True)
+    emits = any(turn.events for turn in turns)
+    if emits:
+        parameters |= columns_of_events(turns)
+    cursor = await conn.execute(STATEMENTS[traced, emits], parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)
 
@@ -215,6 +252,21 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "k_tenant": arrays.plain([tenant for tenant, _, _ in keys]),
         "k_type": arrays.texts([kind for _, kind, _ in keys]),
         "k_key": arrays.texts([key for _, _, key in keys]),
+    }
+
+
+def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
+    """The events that `turns` emit, column by column."""
+    events = [(turn, event) for turn in turns for event in turn.events]
+    return {
+        "e_tenant": arrays.plain([t.tenant for t, _ in events]),
+        "e_id": arrays.plain([t.execution for t, _ in events]),
+        "e_epoch": arrays.plain([t.epoch for t, _ in events]),
+        "e_event": arrays.plain([e.event_id for _, e in events]),
+        "e_path": arrays.texts([e.path for _, e in events]),
+        "e_type": arrays.texts([e.type for _, e in events]),
+        "e_body": arrays.blobs([e.body for _, e in events]),
+        "e_expires": arrays.times([e.expires_at for _, e in events]),
     }
 
 

@@ -40,6 +40,7 @@ TRACED: Final = frozenset(
 APPLICATIONS: Final = (
     "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
 )
+EMITTING: Final = "the statement of every other commit, with one more insert: tests/engine/test_emit.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
@@ -52,6 +53,8 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
     "orchestrator.store.subscriptions.ADD": ELSEWHERE,
     "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
+    "orchestrator.store.commits.COMMIT_EMITTING": EMITTING,
+    "orchestrator.store.commits.COMMIT_EMITTING_TRACED": EMITTING,
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,

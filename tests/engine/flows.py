@@ -261,9 +261,28 @@ async def tidies(ctx: Context, order: str) -> str:
     return "paid"
 
 
+class Packed(Event, type="shop.order.packed", key="order"):
+    order: str
+    boxes: int
+
+
+@workflow(name="tells", version="1")
+async def tells(ctx: Context, order: str) -> int:
+    ctx.emit(Packed(order=order, boxes=1))
+    boxes = await ctx.step(pack, order)
+    ctx.emit(Packed(order=order, boxes=boxes))
+    await ctx.sleep(seconds(0.01))
+    return boxes
+
+
+def pack(order: str) -> int:
+    CALLS.append(("pack", order))
+    return 2
+
+
 FLOWS = Flows(
     [
         three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks, hears, either, hastens,
-        asks_patiently, beside, joins, races, nests, tidies,
+        asks_patiently, beside, joins, races, nests, tidies, tells,
     ]
 )  # fmt: skip
