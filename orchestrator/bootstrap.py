@@ -180,6 +180,7 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             blocked=partial(os._exit, BLOCKED_EXIT),
             traced=watch.traced,
             segment_gap=settings.trace_segment_gap,
+            changed_flows=settings.changed_flows,
         )
 
         async def lease() -> str | None:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from contracts.errors import UnknownFlow, WaypostError
+from orchestrator.fingerprint import fingerprint
 from orchestrator.store.definitions import Definition
 from orchestrator.workflow import Workflow
 
@@ -59,7 +60,13 @@ class Flows:
     def definitions(self) -> list[Definition]:
         """Each as the database knows it, in the order in which they were registered."""
         return [
-            Definition(flow.name, flow.version, None if flow.on is None else flow.on.type_, flow.key)
+            Definition(
+                flow.name,
+                flow.version,
+                None if flow.on is None else flow.on.type_,
+                flow.key,
+                fingerprint(flow.run),
+            )
             for flow in self
         ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
@@ -71,6 +71,12 @@ def lease_of(text: str) -> timedelta:
     if not LEASE_MIN <= (found := span(text)) <= LEASE_MAX:
         raise ValueError(f"expected 1s to 10m, found {shown(text)}")
     return found
+
+
+def changed_of(text: str) -> str:
+    if text not in ("refuse", "accept"):
+        raise ValueError(f"expected refuse or accept, found {shown(text)}")
+    return text
 
 
 def gap_of(text: str) -> timedelta:
@@ -168,6 +174,10 @@ class Settings(BaseModel):
     """A direct DSN for LISTEN, when the other goes through a pooler. None: the same."""
     secret_key: Annotated[SecretStr | None, read(key_of)] = Field(default=None, alias="WAYPOST_SECRET_KEY")
     flows: Annotated[tuple[str, ...], read(modules_of)] = Field(default=(), alias="WAYPOST_FLOWS")
+    changed_flows: Annotated[Literal["refuse", "accept"], read(changed_of)] = Field(
+        default="refuse", alias="WAYPOST_CHANGED_FLOWS"
+    )
+    """Whether a worker starts when a version of a flow has other code than it had."""
     lease: Annotated[timedelta, read(lease_of)] = Field(default=LEASE, alias="WAYPOST_LEASE")
     """How long a worker may be silent before others take its executions over."""
     allow_addresses: Annotated[tuple[Network, ...], read(networks_of)] = Field(

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 from uuid import uuid4
 
 import psycopg
@@ -65,8 +65,8 @@ class Worker:
     When its lease is lost (it was frozen, or the database was away for longer), all it owned is let go, and it
     goes on as a new worker. `blocked` is called, from a thread, when the event loop does not come back: only
     ending the process helps then. With `traced`, what it commits is marked as to be exported; after a pause of more
-    than `segment_gap` an execution goes on in another trace. `forgetful` is for tests: each execution is let go after
-    each of its facts.
+    than `segment_gap` an execution goes on in another trace. `changed_flows` says whether it starts when a version of a
+    flow has other code than it had. `forgetful` is for tests: each execution is let go after each of its facts.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Worker:
         forgetful: bool = False,
         traced: bool = False,
         segment_gap: timedelta | None = None,
+        changed_flows: Literal["refuse", "accept"] = "refuse",
     ) -> None:
         self._pool = pool
         self._flows = flows
@@ -96,6 +97,7 @@ class Worker:
         self._blocked = blocked
         self._forgetful = forgetful
         self._traced = traced
+        self._changed: Literal["refuse", "accept", "pass"] = changed_flows
         self._lease: Lease | None = None
         self._wire = Wire(source, receiver_url, segment_gap=segment_gap)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
@@ -103,7 +105,8 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain: claim no more, let running steps end, leave the rest to others.
 
-        Raises UnsafeDatabase when a setting of the database would break a promise.
+        Raises UnsafeDatabase when a setting of the database would break a promise, ChangedFlows when a version of a
+        flow has other code than it had.
         """
         try:
             while not stop.is_set():
@@ -182,7 +185,10 @@ class Worker:
             try:
                 async with self._pool.connection() as conn:
                     await check_settings(conn)
-                    await definitions.publish(conn, self._flows.definitions())
+                    await definitions.publish(conn, self._flows.definitions(), changed=self._changed)
+                    self._changed = (
+                        "pass"  # others may accept other code meanwhile: this one goes on with its own
+                    )
                     sent = time.monotonic()
                     names = [f"{name}@{version}" for name, version in self._flows.names()]
                     await workers.register(

@@ -18,7 +18,9 @@ from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
 from migrations.runner import MigrationError
 from orchestrator.cli import demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
+from orchestrator.cli.flows import flow
 from orchestrator.cli.output import Exit, note, plain
+from orchestrator.cli.replays import check_replay
 from orchestrator.cli.subscriptions import subscription
 from orchestrator.cli.trace import trace
 from orchestrator.cli.why import why
@@ -41,6 +43,8 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "cancel": operations.cancel,
     "resolve": operations.resolve,
     "contracts": schemas.contracts,
+    "flow": flow,
+    "check-replay": check_replay,
     "demo": demo.run,
     "dev": dev.run,
 }

@@ -45,6 +45,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def percent(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 100):
+        raise argparse.ArgumentTypeError(f"expected 0 to 100, found {shown(text)}")
+    return int(text)
+
+
 def key(text: str) -> str:
     """What a shell passes on that is no UTF-8 has no meaning here."""
     if not text.isprintable():
@@ -77,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add_registry(command)
     add_operations(command)
     add_contracts(command)
+    add_versions(command)
     demo = command("demo", "Show it all: start every part and three services, and run four orders.")
     demo.add_argument("--once", action="store_true", help="end when the orders are over")
     dev = command("dev", "Run every part on this machine, with a database in the data folder that is kept.")
@@ -219,6 +226,30 @@ def add_contracts(command: Command) -> None:
     contracts.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 when --out would change anything"
     )
+
+
+def add_versions(command: Command) -> None:
+    flow = command("flow", "Versions of flows: what is open of each, and what each gets of what is started.")
+    verbs = flow.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="all versions, in the order in which they became known")
+    listing.add_argument("--flow", metavar="FLOW", help="of this flow only")
+    add_output(listing, "table")
+    share = verbs.add_parser("share", help="begin so many of a hundred new executions with a version")
+    share.add_argument("version", metavar="FLOW@VERSION", help="it may become known later")
+    share.add_argument("percent", type=percent, metavar="PERCENT", help="0 to 100")
+    add_output(share)
+    unshare = verbs.add_parser("unshare", help="a version has no share of its own any more")
+    unshare.add_argument("version", metavar="FLOW@VERSION")
+    add_output(unshare)
+
+    check = command(
+        "check-replay", "Replay every open journal against the code of modules; nothing is written."
+    )
+    check.add_argument("modules", nargs="*", metavar="MODULE", help="with flows (else WAYPOST_FLOWS)")
+    check.add_argument(
+        "--under", metavar="FLOW@VERSION", help="all that is open of this flow against this version of it"
+    )
+    add_output(check)
 
 
 STATES = ("ready", "running", "waiting", *(str(status) for status in Status))

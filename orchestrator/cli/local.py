@@ -68,6 +68,7 @@ def environment_of(settings: Settings, *, folder: Path, dsn: str, lease: str | N
         "WAYPOST_SECRET_KEY": key,
         "WAYPOST_ALLOW_ADDRESSES": allowed,
         "WAYPOST_SOURCE": settings.source,
+        "WAYPOST_CHANGED_FLOWS": "accept",  # who develops a flow changes it
         "WAYPOST_LEASE": lease or f"{int(settings.lease.total_seconds() * 1000)}ms",
     }
 

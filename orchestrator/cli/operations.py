@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from contracts import strict_json
 from contracts.errors import ContractViolation, shown
@@ -23,6 +23,7 @@ from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table,
 from orchestrator.client import Client, ExecutionView
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.settings import Settings
+from orchestrator.store import versions
 from orchestrator.store.reading import ExecutionRow, FactRow
 from orchestrator.store.tries import TryRow, served, tries
 
@@ -41,9 +42,13 @@ def start(args: Namespace, settings: Settings) -> int:
 
 async def start_one(args: Namespace, settings: Settings) -> int:
     name, _, version = args.flow.partition("@")
-    flow = bootstrap.flows_of(settings, args.module).get(name, version or None)
+    flows = bootstrap.flows_of(settings, args.module)
+    flow = flows.get(name, version or None)
     given = strict_json.decode(read(args.input), what="--input", bytes_max=PAYLOAD_BYTES_MAX)
-    async with bootstrap.client(settings) as client:
+    async with bootstrap.connection(settings) as conn, bootstrap.client_over(conn) as client:
+        if not version:
+            drawn = await versions.drawn(conn, name, args.key or str(uuid4()), tenant=TENANT)
+            flow = flows.get(name, drawn) if (name, drawn) in flows.names() else flow
         started = await client.start(flow, given, key=args.key)
         if started.outcome == "exists":
             note(f"Key {plain(args.key)} was started before with this input; this is its execution.")

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Final, Literal, LiteralString
 from urllib.parse import quote
 
+from contracts.errors import WaypostError
+from contracts.limits import PROBLEMS_MAX
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
+
+
+class ChangedFlows(WaypostError):
+    """Versions of flows have other code than they had: what runs under them was begun by that code."""
+
+    code = "changed-flows"
+
+    def __init__(self, flows: Sequence[str]) -> None:
+        self.flows = tuple(flows)
+        named = ", ".join(self.flows[:PROBLEMS_MAX])
+        super().__init__(
+            f"flows: expected the code that {named} had when it became known, found other code;"
+            " give it a new version, or, when `waypost check-replay` finds no difference, say"
+            " WAYPOST_CHANGED_FLOWS=accept"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +33,14 @@ class Definition:
     """A version of a flow that a worker holds.
 
     `on` is the type of the events that start it, None when none does; `key` is a JSON pointer to the business key
-    in their data, None for their subject.
+    in their data, None for their subject. `fingerprint` says which code it is, None when that is not known.
     """
 
     name: str
     version: str
     on: str | None = None
     key: str | None = None
+    fingerprint: bytes | None = None
 
 
 ALONE: Final[LiteralString] = """
@@ -30,61 +48,81 @@ ALONE: Final[LiteralString] = """
 """
 
 PUBLISH: Final[LiteralString] = """
-    insert into waypost.definition (tenant_id, name, version, kind, state)
-    select 1, t.name, t.version, 'code', 'published'
-      from unnest(%(names)s::text[], %(versions)s::text[]) with ordinality as t(name, version, ord)
+    insert into waypost.definition as d (tenant_id, name, version, kind, state, fingerprint)
+    select 1, t.name, t.version, 'code', 'published', t.fingerprint
+      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[]) with ordinality
+           as t(name, version, fingerprint, ord)
      order by t.ord
-        on conflict do nothing
+        on conflict (tenant_id, name, version) do update
+       set fingerprint = excluded.fingerprint
+     where d.kind = 'code'
+       and excluded.fingerprint is not null
+       and (d.fingerprint is null or (%(accept)s::boolean and d.fingerprint <> excluded.fingerprint))
+"""
+
+CHANGED: Final[LiteralString] = """
+    select d.name || '@' || d.version
+      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[]) with ordinality
+           as t(name, version, fingerprint, ord)
+      join waypost.definition d
+        on d.tenant_id = 1
+       and d.name = t.name
+       and d.version = t.version
+       and d.fingerprint <> t.fingerprint
+     order by t.ord
 """
 
 TRIGGERS: Final[LiteralString] = """
-      with newest as materialized (
-             select t.name, t.version, t.type, t.key_pointer
+      with held as materialized (
+             select *
                from unnest(%(names)s::text[], %(versions)s::text[], %(types)s::text[], %(keys)s::text[])
                     as t(name, version, type, key_pointer)
-              where t.version = (select d.version
-                                   from waypost.definition d
-                                  where d.tenant_id = 1
-                                    and d.name = t.name
-                                    and d.state = 'published'
-                                  order by d.number desc
-                                  limit 1)
            ),
            gone as (
              delete from waypost.trigger g
-              using newest n
+              using held h
               where g.tenant_id = 1
-                and g.definition = n.name
-                and n.type is null
+                and g.definition = h.name
+                and g.version = h.version
+                and h.type is null
            )
     insert into waypost.trigger as g (tenant_id, definition, version, type, key_pointer)
-    select 1, n.name, n.version, n.type, n.key_pointer
-      from newest n
-     where n.type is not null
-        on conflict (tenant_id, definition) do update
-       set version = excluded.version, type = excluded.type, key_pointer = excluded.key_pointer,
-           changed_at = excluded.changed_at
-     where (g.version, g.type) <> (excluded.version, excluded.type)
+    select 1, h.name, h.version, h.type, h.key_pointer
+      from held h
+     where h.type is not null
+        on conflict (tenant_id, definition, version) do update
+       set type = excluded.type, key_pointer = excluded.key_pointer, changed_at = excluded.changed_at
+     where g.type <> excluded.type
         or g.key_pointer is distinct from excluded.key_pointer
 """
 
 
-async def publish(conn: Connection, flows: Sequence[Definition]) -> None:
+async def publish(
+    conn: Connection,
+    flows: Sequence[Definition],
+    *,
+    changed: Literal["refuse", "accept", "pass"] = "refuse",
+) -> None:
     """Make the flows that a worker holds known, in this order, and which events start them.
 
-    What an event starts is the newest version of a flow: of several that become known at once the last one, as in
-    `Flows`. Whoever holds only older ones changes nothing about that; whoever holds the newest one, and has no
-    `on` in it, ends it. One transaction, alone: publishers wait for each other.
+    The newest version is the one that became known last; of several at once, the last one, as in `Flows`. When a
+    version has other code than it had, that is refused, or accepted from now on, or passed over: as `changed` says.
+    One transaction, alone: publishers wait for each other. Raises ChangedFlows, and then nothing is written.
     """
     parameters = {
         "names": arrays.texts(flow.name for flow in flows),
         "versions": arrays.texts(flow.version for flow in flows),
         "types": arrays.texts(flow.on for flow in flows),
         "keys": arrays.texts(flow.key for flow in flows),
+        "fingerprints": arrays.blobs(flow.fingerprint for flow in flows),
+        "accept": changed == "accept",
     }
     async with conn.transaction():
         await conn.execute(ALONE)
         await conn.execute(PUBLISH, parameters)
+        other = await (await conn.execute(CHANGED, parameters)).fetchall()
+        if other and changed == "refuse":
+            raise ChangedFlows([name for (name,) in other])
         await conn.execute(TRIGGERS, parameters)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, LiteralString, cast
 from contracts import strict_json
 from contracts.errors import MalformedJson, shown
 from orchestrator.core.fact import Fact
+from orchestrator.core.upcast import SCHEMA, lifted
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
@@ -94,7 +95,7 @@ async def owned_by(conn: Connection, *, me: str) -> list[Claim]:
 
 
 JOURNAL: Final[LiteralString] = """
-    select execution_id::text, position, kind, path, payload, at
+    select execution_id::text, position, kind, path, payload, at, schema
       from waypost.facts_of(%(tenants)s::int[], %(ids)s::uuid[])
 """
 
@@ -102,15 +103,19 @@ JOURNAL: Final[LiteralString] = """
 async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, list[Fact]]:
     """The facts of each execution in `of` (tenant, execution), in order of position.
 
-    A payload that cannot be read (any client of the database may have written one) is a fact of kind
-    UNREADABLE whose data say why, so that it stops its own execution and no other.
+    A payload of an earlier release is lifted to this one. One that cannot be read (any client of the database may
+    have written one, or a later release) is a fact of kind UNREADABLE whose data say why, so that it stops its own
+    execution and no other.
     """
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
     cursor = await conn.execute(JOURNAL, parameters, prepare=True)
     found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
-    for execution, position, kind, path, payload, at in await cursor.fetchall():
+    for execution, position, kind, path, payload, at, schema in await cursor.fetchall():
         try:
-            fact = Fact(position, kind, path, payload_of(kind, payload), at)
+            data = payload_of(kind, payload)
+            if schema != SCHEMA:
+                data = lifted(kind, schema, data)
+            fact = Fact(position, kind, path, data, at)
         except (ValueError, RecursionError, MalformedJson) as error:
             fact = Fact(position, UNREADABLE, path, {"why": f"{kind}: {error}"}, at)
         found[execution].append(fact)

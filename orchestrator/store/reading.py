@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from psycopg.rows import class_row
 
+from orchestrator.core.upcast import SCHEMA, lifted
 from orchestrator.store.database import Connection
 
 Json = Any
@@ -104,7 +106,7 @@ async def newest(
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """A fact as people see it; `payload` is JSON text."""
+    """A fact as people see it; `payload` is JSON text, lifted from the version `schema` in which it was written."""
 
     position: int
     kind: str
@@ -114,10 +116,12 @@ class FactRow:
     at: datetime
     recorded_at: datetime
     payload: str | None
+    schema: int = SCHEMA
 
 
 FACTS: Final[LiteralString] = """
-    select j.position, j.kind, j.path, j.actor, j.fence, j.at, j.recorded_at, j.payload::text
+    select j.position, j.kind, j.path, j.actor, j.fence, j.at, j.recorded_at, j.payload::text,
+           j.schema
       from waypost.journal j
      where j.tenant_id = %(tenant)s
        and j.execution_id = %(execution)s::uuid
@@ -129,7 +133,16 @@ async def facts(conn: Connection, execution_id: str, *, tenant: int) -> list[Fac
     """The whole journal."""
     async with conn.cursor(row_factory=class_row(FactRow)) as cursor:
         await cursor.execute(FACTS, {"tenant": tenant, "execution": execution_id})
-        return await cursor.fetchall()
+        return [fact if fact.schema == SCHEMA else as_now(fact) for fact in await cursor.fetchall()]
+
+
+def as_now(fact: FactRow) -> FactRow:
+    """`fact` with its payload as this release writes it; as it is, where this release cannot read it."""
+    try:
+        data = lifted(fact.kind, fact.schema, json.loads(fact.payload or "{}"))
+    except ValueError:
+        return fact
+    return replace(fact, payload=json.dumps(data, ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Final, LiteralString, cast
 from psycopg.rows import class_row
 
 from orchestrator.core.fact import Fact
+from orchestrator.core.upcast import SCHEMA, lifted
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
@@ -102,10 +104,11 @@ class Journal:
 
 JOURNALS: Final[LiteralString] = """
     select e.execution_id::text, e.definition, e.version, e.epoch, j.position, j.kind, j.path, j.actor, j.at,
-           (case when jsonb_typeof(j.payload) = 'object'
-                 then j.payload - '{input,output,value,data,undo}'::text[]
-                      #- '{args,data}' #- '{error,data}' #- '{error,detail}'
-                 else '{}' end)::text
+           j.schema,
+           (case when jsonb_typeof(j.payload) is distinct from 'object' then '{}'
+                 when j.schema <> %(schema)s then j.payload
+                 else j.payload - '{input,output,value,data,undo}'::text[]
+                      #- '{args,data}' #- '{error,data}' #- '{error,detail}' end)::text
       from unnest(%(tenants)s::int[], %(executions)s::uuid[]) as t(tenant_id, execution_id)
       join waypost.execution e on e.tenant_id = t.tenant_id and e.execution_id = t.execution_id
       join waypost.journal j on j.tenant_id = t.tenant_id and j.execution_id = t.execution_id
@@ -115,13 +118,20 @@ JOURNALS: Final[LiteralString] = """
 
 async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str, Journal]:
     """The journals of executions (tenant, execution)."""
-    parameters = {"tenants": arrays.plain(t for t, _ in of), "executions": arrays.plain(e for _, e in of)}
+    parameters = {
+        "tenants": arrays.plain(t for t, _ in of),
+        "executions": arrays.plain(e for _, e in of),
+        "schema": SCHEMA,
+    }
     found: dict[str, Journal] = {}
-    for execution, definition, version, epoch, position, kind, path, actor, at, payload in await (
+    for execution, definition, version, epoch, position, kind, path, actor, at, schema, payload in await (
         await conn.execute(JOURNALS, parameters, prepare=False)
     ).fetchall():
         journal = found.setdefault(execution, Journal(execution, definition, version, epoch, []))
         data = cast("dict[str, Json]", json.loads(payload))
+        if schema != SCHEMA:
+            with contextlib.suppress(ValueError):  # of a later release: what can be drawn of it is
+                data = lifted(kind, schema, data)
         journal.facts.append(Fact(position, kind, path, data, at, actor=actor))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import sys
 import tomllib
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -654,3 +655,108 @@ def test_no_part_starts_on_tables_of_another_release(run: Run, dsn: str, part: s
 
     assert said.code == 1
     assert "run `waypost migrate`" in one_line(said)
+
+
+# ---- versions ------------------------------------------------------------------------------------------------------
+
+
+def test_versions_are_listed_with_what_they_get_of_what_is_started(run: Run, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "insert into waypost.definition (tenant_id, name, version, state)"
+            " values (1, 'order', '1', 'published'), (1, 'refund', '1', 'published')"
+        )
+    run("start", "order", "--input", ORDER).out.strip()
+
+    shared = run("flow", "share", "order@2", "10", "-o", "json")
+    assert shared.json == {"name": "order", "version": "2", "percent": 10}
+    [head, *lines] = run("flow", "list").out.splitlines()
+    assert head.split() == ["VERSION", "STATE", "STARTS", "OPEN", "HELD", "WORKERS", "EVENT", "CODE", "AGE"]
+    assert [line.split()[:6] for line in lines] == [
+        ["order@1", "published", "100", "%", "1", "0"],
+        ["order@2", "awaited", "0", "%", "0", "0"],
+        ["refund@1", "published", "100", "%", "0", "0"],
+    ]
+    assert [row["name"] for row in run("flow", "list", "--flow", "refund", "-o", "json").json] == ["refund"]
+    assert "has no share of its own any more" in run("flow", "unshare", "order@2").err
+    assert run("flow", "unshare", "order@2").code == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("flow", "share", "order", "10"), 2, "expected FLOW@VERSION such as order@2"),
+        (("flow", "share", "order@2", "101"), 2, "expected 0 to 100, found '101'"),
+        (
+            ("flow", "share", "order@2", "91"),
+            5,
+            "expected at most 90, since other versions of order have 10, found 91",
+        ),
+        (("check-replay", "examples.shop.flows", "--under", "order@9"), 4, "no flow is named 'order@9'"),
+        (("check-replay", "no.such"), 1, "module no.such cannot be imported"),
+    ],
+)
+def test_a_share_or_a_check_that_cannot_be_is_named(
+    run: Run, words: tuple[str, ...], code: int, says: str
+) -> None:
+    run("flow", "share", "order@1", "10")
+
+    said = run(*words)
+
+    assert said.code == code
+    assert says in said.err
+
+
+TWO_VERSIONS = """
+from orchestrator import Context, workflow
+
+@workflow(name="trip", version="1")
+async def one(ctx: Context, city: str) -> None: ...
+
+@workflow(name="trip", version="2")
+async def two(ctx: Context, city: str) -> None: ...
+"""
+
+
+def test_a_start_gets_the_version_that_is_drawn_if_it_is_here(
+    run: Run, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two_versions.py").write_text(TWO_VERSIONS, encoding="utf-8")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+
+    def version_of(flow: str) -> str:
+        started = run("start", flow, "--input", '"Rome"', "--module", "two_versions").out.strip()
+        return run("show", started, "-o", "json").json["version"]
+
+    assert version_of("trip") == "2"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "insert into waypost.definition (tenant_id, name, version, state)"
+            " select 1, 'trip', v, 'published' from unnest('{1, 2}'::text[]) v"
+        )
+    run("flow", "share", "trip@2", "0")
+    assert version_of("trip") == "1"
+    assert version_of("trip@2") == "2"
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("insert into waypost.definition (tenant_id, name, version) values (1, 'trip', '3')")
+    assert version_of("trip") == "2"
+
+
+def test_what_would_go_on_is_counted_and_what_nobody_has_is_named(run: Run, dsn: str) -> None:
+    started = run("start", "order", "--input", ORDER).out.strip()
+    well = run("check-replay")
+    assert (well.code, well.out) == (0, "")
+    assert well.err.splitlines() == [
+        "1 of 1 open executions looked at",
+        "1 open executions of these flows: 1 go on.",
+    ]
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("update waypost.execution set version = '0'")
+    bad = run("check-replay", "-o", "json")
+
+    assert bad.code == 1
+    assert bad.json["counts"] == {"go_on": 0, "recover": 0, "stay_held": 0, "be_held": 0, "wait": 1}
+    [finding] = bad.json["findings"]
+    assert (finding["execution_id"], finding["would"], finding["code"]) == (started, "wait", "no-version")

@@ -234,6 +234,8 @@ def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str],
         source.replace("raise NotImplementedError('to be written')", "return given")
     )
     resumed = ask("resume", execution, "--by", "ada", "--reason", "it is written now")
+    agrees = ask("check-replay")
+    environment["WAYPOST_CHANGED_FLOWS"] = "accept"
     with running(waypost("worker"), environment=environment, output=tmp_path / "2", cwd=tmp_path):
         until_true(
             lambda: "completed" in ask("list", "--status", "completed").stdout,
@@ -246,6 +248,7 @@ def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str],
     assert "held: program-fault" in shown.stdout
     assert f"decide: waypost resume {execution} --by NAME --reason TEXT" in shown.stdout
     assert resumed.returncode == 0, resumed.stderr
+    assert (agrees.returncode, agrees.stdout) == (0, f"{execution}  buggy@1  would go on\n")
     assert [(actor, said["by"], said["reason"]) for actor, said in kept] == [
         ("operator:ada", "ada", "it is written now")
     ]

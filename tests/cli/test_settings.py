@@ -67,6 +67,7 @@ def test_each_name_has_a_file_twin(name: str, tmp_path: Path) -> None:
         "WAYPOST_DATABASE_URL": DSN,
         "WAYPOST_LISTEN_URL": DSN,
         "WAYPOST_SECRET_KEY": KEY,
+        "WAYPOST_CHANGED_FLOWS": "accept",
         "WAYPOST_LEASE": "7s",
         "WAYPOST_TRACE_SEGMENT_GAP": "15m",
         "WAYPOST_ALLOW_ADDRESSES": "10.0.0.0/8",

@@ -58,6 +58,9 @@ NOT_HERE: Final = {
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,
+    "orchestrator.store.versions.ALONE": ELSEWHERE,
+    "orchestrator.store.versions.SHARE": ELSEWHERE,
+    "orchestrator.store.versions.UNSHARE": ELSEWHERE,
     "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }

@@ -114,6 +114,36 @@ async def test_who_subscribes_or_leaves_again_after_a_crash_has_done_it(
     assert await cursor.fetchone() == (1 + len(points) if verb == "add" else 0,)
 
 
+@pytest.mark.parametrize("verb", ["share", "unshare"])
+async def test_who_shares_or_ends_a_share_again_after_a_crash_has_done_it(
+    dsn: str, conn: Connection, tmp_path: Path, verb: str
+) -> None:
+    """A second time there may be nothing left to do, and the command says so."""
+
+    async def give(version: str) -> int:
+        return await it.say("flow", verb, version, *(["10"] if verb == "share" else []))
+
+    async def prepared(version: str) -> None:
+        if verb == "unshare":
+            assert await it.say("flow", "share", version, "10") == 0
+
+    async with desk(dsn, tmp_path / "desk") as it:
+        await prepared("undisturbed@1")
+        before = len(it.passed(CLIENT))
+        assert await give("undisturbed@1") == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            await prepared(f"flow-{number}@1")
+            it.arm(point)
+            assert await give(f"flow-{number}@1") != 0
+            assert it.fired(point)
+            await give(f"flow-{number}@1")
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select count(*) from waypost.share where percent = 10")
+    assert await cursor.fetchone() == (1 + len(points) if verb == "share" else 0,)
+
+
 SECRETS: Final[LiteralString] = """
     select key_id, nonce, ciphertext
       from waypost.secret

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def made(on: Any, key: Any = None, *, takes: Any = None) -> Any:
     return workflow(name="billing", version="1", on=on, key=key)(flow)
 
 
+def known(flow: Any) -> list[Definition]:
+    """What the database gets to know of a flow, but for its code."""
+    return [replace(one, fingerprint=None) for one in Flows([flow]).definitions()]
+
+
 @pytest.mark.parametrize(
     ("key", "pointer"),
     [
@@ -53,7 +59,7 @@ def test_a_flow_that_an_event_starts_knows_where_its_key_is(key: str | None, poi
     flow = made(Paid, key)
 
     assert (flow.on, flow.key) == (Paid, pointer)
-    assert Flows([flow]).definitions() == [Definition("billing", "1", "order.paid", pointer)]
+    assert known(flow) == [Definition("billing", "1", "order.paid", pointer)]
 
 
 def test_a_key_of_an_open_event_may_be_any_field() -> None:
@@ -63,7 +69,7 @@ def test_a_key_of_an_open_event_may_be_any_field() -> None:
 def test_a_flow_without_an_event_has_none() -> None:
     flow = made(None, takes=Other)
 
-    assert Flows([flow]).definitions() == [Definition("billing", "1", None, None)]
+    assert known(flow) == [Definition("billing", "1", None, None)]
 
 
 @pytest.mark.parametrize(

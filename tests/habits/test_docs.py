@@ -153,7 +153,7 @@ def verbs(
 
 def words_of(line: str) -> tuple[str, ...]:
     """The words of a command before its arguments and options."""
-    found = re.match(r"waypost((?: [a-z]+)+)", line)
+    found = re.match(r"waypost((?: [a-z][a-z-]*)+)", line)
     assert found is not None, line
     return tuple(found[1].split())
 

@@ -54,7 +54,12 @@ async def invariants_hold(conn: Connection) -> AsyncIterator[None]:
 
 
 async def triggers(conn: Connection) -> list[tuple[Any, ...]]:
-    return await rows(conn, "select definition, version, type, key_pointer from waypost.trigger order by 1")
+    """What events start now."""
+    return await rows(
+        conn,
+        "select definition, version, type, key_pointer from waypost.trigger g"
+        " where version = waypost.version_drawn(tenant_id, definition, type, 0) order by 1",
+    )
 
 
 async def started(conn: Connection, flow: str = "order") -> list[tuple[UUID, str | None]]:
