@@ -90,8 +90,8 @@ class Driver:
             data["due"] = ask.until.astimezone(UTC).isoformat()
         if ask.undo is not None:
             data["undo"] = making_undo(ask.path, ask.undo, False, None)
-        if ask.at_most_once:
-            data["effect"] = "at_most_once"
+        if ask.effect:
+            data["effect"] = ask.effect
         fact = journal.recall("asked", ask.path, data)
         if fact is None:
             text, unfit = self._fit(data, ask)

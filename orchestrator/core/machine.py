@@ -227,25 +227,43 @@ class Machine:
             if self.position >= position:
                 self.journal.takes_back(ask, position)
 
-    def attempt_failed(self, path: str, error: dict[str, Json], at: datetime, *, again: bool = True) -> None:
-        """A try of a local step failed: it is tried again later, or has ended `failed`.
+    def attempt_failed(
+        self,
+        path: str,
+        error: dict[str, Json],
+        at: datetime,
+        *,
+        again: bool = True,
+        raised: BaseException | None = None,
+        unknown: bool = False,
+        left: Json = None,
+    ) -> None:
+        """A try of a local step failed: it is tried again later, or has ended `failed`; `unknown`, when nobody knows
+        what the try did.
 
         `again` is False when another try cannot help (a result that cannot be stored). A step that is held
-        because its time ran out is not tried again either.
+        because its time ran out is not tried again either. `raised` is what the try raised, `left` what it left
+        for the next one.
         """
         if path not in self.open:
             self.tell("late", path, {"outcome": "failed", "error": error}, at)
             return
         ask = self.open[path][1]
-        key = self._seed + f"{path}/{ask.attempt}".encode()
-        again = again and not self.agenda.is_over(ask)
-        delay = ask.retry.delay_after(ask.attempt, key=key) if again else None
         error = error | {"attempts": ask.attempt}
-        if delay is None:
-            self.tell("ended", path, {"outcome": "failed", "error": error}, at)
+        again = again and not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")), raised)
+        next_at = self._next_try(ask, max(self.at, at)) if again else None
+        if next_at is None:
+            outcome = "unknown" if unknown else "failed"
+            self.tell("ended", path, {"outcome": outcome, "error": error}, at)
         else:
-            next_at = (max(self.at, at) + delay).isoformat()
-            self.tell("attempted", path, {"attempt": ask.attempt, "error": error, "next_at": next_at}, at)
+            more = {} if left is None else {"left": left}
+            said = {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
+            self.tell("attempted", path, said | more, at)
+
+    def _next_try(self, ask: Ask, now: datetime) -> datetime | None:
+        assert ask.asked_at is not None, "what is open was asked"
+        key = self._seed + f"{ask.path}/{ask.attempt}".encode()
+        return ask.retry.next_at(ask.attempt, key=key, asked_at=ask.asked_at, now=now)
 
     def remark(
         self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"

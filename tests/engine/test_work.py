@@ -10,7 +10,7 @@ import pytest
 from orchestrator import Context, Retry, local, seconds, workflow
 from orchestrator.core.ask import Ask
 from orchestrator.core.machine import Machine
-from orchestrator.engine.attempt import Done, Failure, Refusal, Result, Stopped
+from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Stopped
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.work import Work
 from orchestrator.store.executions import Claim
@@ -184,6 +184,49 @@ async def test_a_try_that_failed_is_told_and_the_next_begins_when_its_time_has_c
 
     assert tries.begun == [("plain", "plain"), ("plain", "plain")]
     tries.work.abandon()
+
+
+async def test_a_try_that_was_ended_is_made_again_with_what_it_left(clock: Clock) -> None:
+    tries, machine = Tries(), started(works)
+    tries.work.begin(machine, position=2)
+    await tries.end("plain", Lost({"code": "heartbeat-lost"}, {"page": 3}))
+
+    tries.work.tell(machine, clock)
+
+    [attempted] = [fact for fact in machine.new if fact.kind == "attempted"]
+    assert (attempted.data["error"]["code"], attempted.data["left"]) == ("heartbeat-lost", {"page": 3})
+    machine.evict()
+
+
+async def test_a_try_that_could_not_be_stopped_is_not_made_again_and_its_step_is_undone_when_it_is_over(
+    clock: Clock,
+) -> None:
+    tries, machine = Tries(), started(works, path="careful")
+    tries.work.begin(machine, position=machine.position)
+    still_runs: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    async def rest() -> Result:
+        return await still_runs
+
+    end = asyncio.create_task(rest())
+    await tries.end("careful", Lost({"code": "attempt-timeout"}, None, end))
+    tries.work.tell(machine, clock)
+    tries.work.begin(machine, position=machine.position)
+    tries.work.stop_closed(machine)
+    assert (len(tries.begun), list(machine.open), machine.settling(), bool(tries.work)) == (
+        1,
+        [],
+        ["careful"],
+        True,
+    )
+    still_runs.set_result(Done("late"))
+    await asyncio.wait([end])
+    await asyncio.sleep(0)
+    tries.work.tell(machine, clock)
+
+    [undo] = [fact for fact in machine.new if fact.path == "careful/undo"]
+    assert (undo.data["known"], bool(tries.work)) == (True, False)
+    machine.evict()
 
 
 def undoing(machine: Machine) -> None:
