@@ -46,11 +46,12 @@ class Ask:
     `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the program
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
+    `sent_at` is when its message was last made again.
     """
 
     __slots__ = (
         "args", "asked_at", "attempt", "due", "effect", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "timeout", "undo", "until", "watch", "work",
+        "position", "retry", "retry_at", "sent_at", "timeout", "undo", "until", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,7 @@ class Ask:
         self.due: datetime | None = None
         self.attempt = 1
         self.retry_at: datetime | None = None
+        self.sent_at: datetime | None = None
         self.overdue = False
         self.entry: Entry | None = None
 
@@ -101,6 +103,11 @@ class Ask:
     def is_event(self) -> bool:
         """Whether it waits for an event: then it has a row among the waits while it is open."""
         return self.kind == "event"
+
+    @property
+    def is_between_sends(self) -> bool:
+        """Whether it is a message that was answered, and that will be sent again: nothing of it is under way."""
+        return self.retry_at is not None and self.is_message
 
     @property
     def needs_commit(self) -> bool:

@@ -26,7 +26,7 @@ from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import Frame
 from orchestrator.core.probe import Finding
-from orchestrator.core.retry import STEP_RETRY, Retry
+from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
 from orchestrator.core.terms import (
     Local,
     Op,
@@ -38,6 +38,7 @@ from orchestrator.core.terms import (
     is_name,
     named,
     promise,
+    resends,
     result_adapter,
     sendable,
     undoing,
@@ -74,6 +75,7 @@ class Context:
         /,
         *,
         undo: Undo[R] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -88,6 +90,7 @@ class Context:
         *,
         reply: type[R],
         undo: Undo[R] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -101,6 +104,7 @@ class Context:
         /,
         *,
         undo: Undo[Json] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -114,6 +118,7 @@ class Context:
         *,
         reply: type[Any] | None = None,
         undo: Undo[Any] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -122,11 +127,14 @@ class Context:
 
         `undo` is asked, in reverse order, when the flow fails later. `timeout` (default: one day) is the
         message's expiry; then the outcome is unknown: `unknown="hold"` asks a person, "raise" (the default)
-        raises. `name` tells calls of one type apart; default is the last dotted part of the type.
+        raises. The relay tries to deliver it until then; `retry` is for what a service answers: a command that it
+        gave up (`.failed`), with a code that the policy covers, is sent again under the same key, as another
+        message. A refusal never is. `name` tells calls of one type apart; default is the last dotted part of the type.
 
         Raises StepRefused (definitely not done), StepFailed, OutcomeUnknown, ReplyInvalid; UsageError for a
-        timeout outside of (0, ten years], for a name that cannot be part of a path, and for an at-most-once
-        command that has neither `undo` nor `unknown`, or is itself an undo.
+        timeout outside of (0, ten years], for a name that cannot be part of a path, for a policy that names classes
+        or lasts longer than the timeout, and for an at-most-once command that has neither `undo` nor `unknown`, has
+        more than one attempt, or is itself an undo.
         """
         self._machine.branches.here()
         typed = what if isinstance(what, Command) else None
@@ -144,6 +152,9 @@ class Context:
             action,
             undo=undoing(undo, adapter),
             timeout=since(timeout) or CALL_TIMEOUT,
+            retry=ONCE
+            if retry is None
+            else resends(action["name"], retry, timeout or CALL_TIMEOUT, once=once),
             hold=holds(unknown),
             effect=str(Effect.AT_MOST_ONCE) if once else "",
         )

@@ -126,14 +126,14 @@ class Driver:
             self._withdraw(ask)
 
     def _withdraw(self, ask: Ask) -> None:
-        settled = self.agenda.is_over(ask)
+        settled, idle = self.agenda.is_over(ask), ask.is_between_sends
         fact = self.journal.produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
         was_sent = self.agenda.decisions.pop(ask.path, None) is None
         self.close(ask, fact)
         if settled:
             return
-        self.undoing.withdrawn(ask, fact)
-        if was_sent and self.journal.is_new(fact):
+        self.undoing.withdrawn(ask, fact, settling=not idle)
+        if was_sent and not idle and self.journal.is_new(fact):
             self.journal.takes_back(ask, fact.position)
 
     # ---- branches ------------------------------------------------------------------------------------------

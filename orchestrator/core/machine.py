@@ -22,7 +22,7 @@ from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
 from orchestrator.core.errors import ENDINGS, Halt, NonDeterminism, UsageError, error_in, reason_of
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, TakenBack
+from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, SentAgain, TakenBack
 from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
@@ -37,8 +37,8 @@ class Machine:
     """What a flow's context talks to: it turns what the program asks into facts, and facts into answers.
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
-    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back` and
-    `closed_waits` are what else follows from `new`.
+    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
+    `closed_waits` and `sent_again` are what else follows from `new`.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -105,6 +105,10 @@ class Machine:
     @property
     def closed_waits(self) -> list[ClosedWait]:
         return self.journal.closed_waits
+
+    @property
+    def sent_again(self) -> list[SentAgain]:
+        return self.journal.sent_again
 
     @property
     def held(self) -> Held | None:
@@ -188,6 +192,8 @@ class Machine:
                 or (path in self.agenda.needs and data.get("outcome") == "unknown")
             ):
                 kind = "late"
+            elif found[1].kind == "call" and data.get("outcome") == "failed":
+                kind, data = self._call_failed(found[1], data, max(self.at, at))
         self._tell(kind, path, data, at, actor)
 
     def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
@@ -201,13 +207,25 @@ class Machine:
         self._input(kind, path, data, text, actor)
         self._decide()
 
+    def _call_failed(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
+        """The fact that says that a service gave up: its message is sent again later, or that was the end."""
+        error = error_in(data)
+        again = not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")))
+        next_at = self._next_try(ask, now) if again else None
+        if next_at is None or (ask.due is not None and next_at >= ask.due):
+            return "ended", data
+        error = error | {"attempts": ask.attempt}
+        return "attempted", {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
+
     def fire(self, now: datetime) -> bool:
         """Let the earliest due time pass, if it has come; False when none has."""
         due = self.next_due()
         if due is None or due[0] > now:
             return False
         ask = self.agenda.take_due()
-        if ask.retry_at == due[0]:
+        if ask.retry_at == due[0] and ask.is_message:
+            self._tell("resent", ask.path, {"attempt": ask.attempt}, now)
+        elif ask.retry_at == due[0]:
             ask.retry_at = None
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(ask, now)
@@ -216,15 +234,16 @@ class Machine:
         return True
 
     def _time_out(self, ask: Ask, now: datetime) -> None:
-        """What was sent, or runs, has to settle; a local step that waits for its next try runs nowhere."""
+        """What was sent, or runs, has to settle; nothing of what waits for its next try is under way."""
         error: dict[str, Json] = {"code": "timeout", "detail": "no answer until its due time"}
-        if ask.is_message or ask.retry_at is None:
+        under_way = ask.retry_at is None
+        if under_way:
             error["settling"] = True
         position = self.position + 1
         try:
             self.tell("ended", ask.path, {"outcome": "unknown", "error": error}, now)
         finally:  # a program that is stopped by this fact keeps it, so its message is taken back all the same
-            if self.position >= position:
+            if under_way and self.position >= position:
                 self.journal.takes_back(ask, position)
 
     def attempt_failed(
@@ -380,6 +399,18 @@ class Machine:
         found = self.open.get(fact.path)
         if found is not None:
             self.agenda.attempted(found[1], fact)
+
+    def on_resent(self, fact: Fact) -> None:
+        """A command that its service gave up is sent again, as another message for the same action."""
+        found = self.open.get(fact.path)
+        if found is None:
+            return
+        ask = found[1]
+        ask.retry_at, ask.sent_at = None, fact.at
+        if ask.entry is not None:
+            ask.entry.asked_at = fact.at
+        if self.journal.is_new(fact):
+            self.journal.sent_again.append(SentAgain(ask, ask.attempt, fact.position, fact.at))
 
     def on_late(self, fact: Fact) -> None:
         """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""

@@ -13,6 +13,9 @@ from contracts.limits import SPAN_MAX
 
 CAP: Final = timedelta(minutes=5)
 
+SHORTEST: Final = timedelta(milliseconds=1)
+"""Between two tries: a message is named by the millisecond in which it was asked for."""
+
 Which: TypeAlias = type[Exception] | str
 """Errors of a class, or with a code."""
 
@@ -97,7 +100,7 @@ class Retry:
         except OverflowError:
             whole = cap
         draw = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest()) / 2**32
-        return timedelta(seconds=round(whole * (1 - self.jitter * draw), 6))
+        return max(SHORTEST, timedelta(seconds=round(whole * (1 - self.jitter * draw), 6)))
 
     def next_at(self, attempt: int, *, key: bytes, asked_at: datetime, now: datetime) -> datetime | None:
         """When the try after the `attempt`-th begins, which failed `now`; None when there is none."""

@@ -160,6 +160,21 @@ def promise(
         ask.watch = Watch(attempt_timeout, heartbeat, probe)
 
 
+def resends(name: str, retry: Retry, timeout: timedelta, *, once: bool) -> Retry:
+    """`retry` as the policy of the command `name`. Raises UsageError for one that no command can have."""
+    what = f"call of {name}"
+    classes = [one.__name__ for one in (*retry.only, *retry.never) if not isinstance(one, str)]
+    if classes:
+        raise UsageError(f"{what}: retry= by {classes[0]}: expected codes, since a service answers with one")
+    if retry.within is not None and retry.within > timeout:
+        raise UsageError(f"{what}: retry.within of {retry.within}: expected at most its timeout of {timeout}")
+    if once and retry.attempts != 1:
+        raise UsageError(
+            f"{what}: at most once, and retry= with {retry.attempts or 'any number of'} attempts"
+        )
+    return retry
+
+
 def effect_of(what: str, effect: Effect) -> str:
     """`effect` as an ask has it. Raises UsageError for what is none."""
     try:

@@ -174,6 +174,10 @@ class Meters:
                 case "ended":
                     self._ended(flow, version, fact, late=fact.position in taken_back)
                 case "attempted":
+                    if (
+                        fact.actor != "worker"
+                    ):  # a service gave up; tries of local steps are counted as they end
+                        self._add(instruments.NODE_ATTEMPT, flow, version, node_of(fact.path), "failed")
                     self._add(instruments.NODE_RETRY, flow, version, node_of(fact.path), "infrastructure")
                 case "finished":
                     self._finished(flow, version, fact, (fact.at - began).total_seconds())

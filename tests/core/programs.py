@@ -325,13 +325,19 @@ async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
     if node.kind == "call":
         await ctx.call(
             "svc", "do.it", {"at": at, "in": scopes},
-            undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
+            undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node), retry=resends_of(node),
         )  # fmt: skip
     else:
         await ctx.step(
             work, at, scopes, undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
             **promises_of(node),
         )  # fmt: skip
+
+
+def resends_of(node: Ask) -> Retry | None:
+    if node.policy == "named":
+        return Retry(attempts=node.attempts, only=(RETRIED,))
+    return Retry.fixed(seconds(5), attempts=node.attempts) if node.policy == "fixed" else None
 
 
 def promises_of(node: Ask) -> Any:
