@@ -150,10 +150,23 @@ class Entry:
     """One thing to undo. `rank` is the position of the fact that ended it: the highest is undone first.
 
     `action` is None when nobody knows how; then a person is asked. While `settling`, it is not yet known what
-    became of what was asked, and its undo waits.
+    became of what was asked, and its undo waits. `asked_at` is of its last message; there were others before that
+    one when it was sent `again`.
     """
 
-    __slots__ = ("action", "asked_at", "known", "local", "path", "rank", "scope", "settling", "tries", "undo")
+    __slots__ = (
+        "action",
+        "again",
+        "asked_at",
+        "known",
+        "local",
+        "path",
+        "rank",
+        "scope",
+        "settling",
+        "tries",
+        "undo",
+    )
 
     def __init__(self, ask: Ask, action: Json, scope: Scope) -> None:
         self.path = ask.path
@@ -164,6 +177,7 @@ class Entry:
         self.scope = scope
         self.rank = ask.position
         self.known = False
+        self.again = False
         self.settling = False
         self.tries = 0
 

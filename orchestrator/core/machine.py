@@ -182,6 +182,8 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
+        if actor == "relay" and data.get("outcome") == "refused" and self._was_given_up(path):
+            data = data | {"outcome": "failed"}
         if (
             kind == "ended"
         ):  # nobody answers a timer, an event comes by its name, an unknown tells a held step nothing
@@ -206,6 +208,14 @@ class Machine:
         journal.at = max(journal.at, at)
         self._input(kind, path, data, text, actor)
         self._decide()
+
+    def _was_given_up(self, path: str) -> bool:
+        """Whether the command at `path` was sent before, and may have acted then. That its last message never arrived
+        says nothing of that.
+        """
+        found = self.open.get(path)
+        entry = self.undoing.unsettled.get(path)
+        return (found is not None and found[1].sent_at is not None) or (entry is not None and entry.again)
 
     def _call_failed(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
         """The fact that says that a service gave up: its message is sent again later, or that was the end."""
@@ -408,7 +418,7 @@ class Machine:
         ask = found[1]
         ask.retry_at, ask.sent_at = None, fact.at
         if ask.entry is not None:
-            ask.entry.asked_at = fact.at
+            ask.entry.asked_at, ask.entry.again = fact.at, True
         if self.journal.is_new(fact):
             self.journal.sent_again.append(SentAgain(ask, ask.attempt, fact.position, fact.at))
 

@@ -191,6 +191,32 @@ def test_a_command_that_was_sent_again_is_unknown_at_its_first_deadline() -> Non
     machine.evict()
 
 
+@pytest.mark.parametrize("settles", ["open", "late"])
+def test_that_the_last_message_never_arrived_says_nothing_of_the_one_before(settles: str) -> None:
+    machine = bare(pays_and_waits)
+    gives_up(machine)
+    machine.fire(NOON + minutes(1))
+    if settles == "late":
+        cancelled(machine)
+
+    never = {"outcome": "refused", "error": {"code": "never-sent"}}
+    machine.tell("ended", "pay", never, NOON + minutes(1), actor="relay")
+
+    assert undone(machine.new) == ["pay"]
+    machine.evict()
+
+
+def test_a_service_that_refuses_what_it_gave_up_before_says_that_it_did_nothing() -> None:
+    machine = bare(pays_and_waits)
+    gives_up(machine)
+    machine.fire(NOON + minutes(1))
+
+    refusal = {"outcome": "refused", "error": {"code": "no-account"}}
+    machine.tell("ended", "pay", refusal, NOON + minutes(1), actor="participant:bank")
+
+    assert (undone(machine.new), machine.status) == ([], "failed")
+
+
 # ---- promises that contradict each other -----------------------------------------------------------------------
 
 

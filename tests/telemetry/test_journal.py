@@ -129,7 +129,9 @@ def test_the_span_of_a_command_that_is_sent_again_is_the_one_that_its_signed_bod
     facts = journal(
         (1, "asked", "reserve", CALL), (3, "attempted", "reserve", gave_up), (6, "resent", "reserve", {})
     )
-    ask = Ask("call", "reserve", {**CALL["args"], "data": None})
+    ask = Ask(
+        "call", "reserve", {"do": "call", "endpoint": "inventory", "name": "stock.reserve", "data": None}
+    )
     ask.path = "reserve"
     message = message_of(
         asked_again(SentAgain(ask, 2, 4, at(6))),
