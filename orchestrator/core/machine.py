@@ -274,15 +274,15 @@ class Machine:
         because its time ran out is not tried again either. `raised` is what the try raised, `left` what it left
         for the next one.
         """
+        outcome = "unknown" if unknown else "failed"
         if path not in self.open:
-            self.tell("late", path, {"outcome": "failed", "error": error}, at)
+            self.tell("late", path, {"outcome": outcome, "error": error}, at)
             return
         ask = self.open[path][1]
         error = error | {"attempts": ask.attempt}
         again = again and not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")), raised)
         next_at = self._next_try(ask, max(self.at, at)) if again else None
         if next_at is None:
-            outcome = "unknown" if unknown else "failed"
             self.tell("ended", path, {"outcome": outcome, "error": error}, at)
         else:
             more = {} if left is None else {"left": left}

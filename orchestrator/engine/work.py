@@ -159,4 +159,4 @@ def tell(machine: Machine, path: str, result: Result, clock: Clock) -> None:
             machine.tell("ended", path, {"outcome": "unknown", "error": error | {"settling": True}}, at)
         case Stopped():
             detail = {"code": "stopped", "detail": "it was cancelled half-way"}
-            machine.tell("ended", path, {"outcome": "unknown", "error": detail}, at)
+            machine.attempt_failed(path, detail, at, unknown=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Context, Retry, local, seconds, workflow
+from orchestrator import Context, Effect, Retry, local, seconds, workflow
 from orchestrator.core.ask import Ask
 from orchestrator.core.machine import Machine
 from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Stopped
@@ -152,9 +152,8 @@ async def test_a_result_that_was_not_committed_is_told_again_and_does_not_run_ag
         (Done("\x00"), "failed", "not-encodable"),
         (Done("x" * 300_000), "failed", "too-large"),
         (Refusal({"code": "sold-out", "detail": ""}), "refused", "sold-out"),
-        (Stopped(), "unknown", "stopped"),
     ],
-    ids=["done", "not encodable", "too large", "refused", "stopped"],
+    ids=["done", "not encodable", "too large", "refused"],
 )
 async def test_each_result_is_its_fact(clock: Clock, result: Result, outcome: str, code: str | None) -> None:
     tries, machine = Tries(), started(works, path="careful")
@@ -184,6 +183,29 @@ async def test_a_try_that_failed_is_told_and_the_next_begins_when_its_time_has_c
 
     assert tries.begun == [("plain", "plain"), ("plain", "plain")]
     tries.work.abandon()
+
+
+@pytest.mark.parametrize(("effect", "fact"), [(Effect.KEYED, "attempted"), (Effect.AT_MOST_ONCE, "ended")])
+async def test_a_try_that_was_cancelled_half_way_is_made_again_unless_that_must_not_be(
+    clock: Clock, effect: Effect, fact: str
+) -> None:
+    @workflow(name="cancelled", version="1")
+    async def cancelled(ctx: Context, n: int) -> None:
+        await ctx.step(work, effect=effect, unknown="raise")
+
+    tries, machine = Tries(), started(cancelled)
+    tries.work.begin(machine, position=machine.position)
+    await tries.end("work", Stopped())
+
+    tries.work.tell(machine, clock)
+
+    said = next(one for one in machine.new if one.path == "work" and one.kind != "asked")
+    assert (said.kind, said.data.get("outcome"), said.data["error"]["code"]) == (
+        fact,
+        "unknown" if fact == "ended" else None,
+        "stopped",
+    )
+    machine.evict()
 
 
 async def test_a_try_that_was_ended_is_made_again_with_what_it_left(clock: Clock) -> None:
