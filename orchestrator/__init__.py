@@ -1,7 +1,7 @@
 """Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
 
 from contracts.messages import Command, Effect, Event, Refused, command
-from orchestrator.core.context import Context, Elapsed, Local, local
+from orchestrator.core.context import Context, Elapsed
 from orchestrator.core.errors import (
     AllFailed,
     Cancelled,
@@ -14,20 +14,26 @@ from orchestrator.core.errors import (
     TimedOut,
     UsageError,
 )
+from orchestrator.core.probe import CannotSay, Done, NotDone
 from orchestrator.core.retry import Retry
 from orchestrator.core.spans import days, hours, minutes, seconds
+from orchestrator.core.terms import Local, local
+from orchestrator.engine.pulse import attempt
 from orchestrator.workflow import Workflow, workflow
 
 __all__ = [
     "AllFailed",
     "Cancelled",
+    "CannotSay",
     "Command",
     "Context",
+    "Done",
     "Effect",
     "Elapsed",
     "Event",
     "FlowError",
     "Local",
+    "NotDone",
     "OutcomeUnknown",
     "Refused",
     "ReplyInvalid",
@@ -38,6 +44,7 @@ __all__ = [
     "TimedOut",
     "UsageError",
     "Workflow",
+    "attempt",
     "command",
     "days",
     "hours",

@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from contracts.messages import Command, Event, plain
 from orchestrator.core.ask import Ask
-from orchestrator.core.context import address
+from orchestrator.core.errors import code_of, in_words
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL
+from orchestrator.core.terms import address
 from orchestrator.workflow import Workflow
 
 Json = Any
@@ -60,9 +61,19 @@ class Expected(Generic[R]):
         """Nobody knows."""
         self.test.tell("ended", self.path, {"outcome": "unknown", "error": {"code": code}})
 
-    def raises(self, code: str = "raised", detail: str = "") -> None:
-        """One try of a local step raised; its retry policy decides."""
-        self.test.attempt_failed(self.path, {"code": code, "detail": detail})
+    def raises(self, error: str | BaseException = "raised", detail: str = "") -> None:
+        """One try of a local step raised an error, of this code or as it is; its retry policy decides."""
+        if isinstance(error, str):
+            self.test.attempt_failed(self.path, {"code": error, "detail": detail})
+        else:
+            said = {"code": code_of(error), "detail": in_words(error)}
+            self.test.attempt_failed(self.path, said, raised=error)
+
+    def runs_out(self, code: str = "attempt-timeout", *, left: Json = None) -> None:
+        """One try of a local step was ended, and nobody knows what it did; its retry policy decides. `left` is what
+        it had left for the next one.
+        """
+        self.test.attempt_failed(self.path, {"code": code, "detail": ""}, unknown=True, left=plain(left))
 
 
 class FlowTester(Generic[I, O]):
@@ -131,8 +142,16 @@ class FlowTester(Generic[I, O]):
         self.machine.tell(kind, path, data, self.at)
         self._keep()
 
-    def attempt_failed(self, path: str, error: dict[str, Json]) -> None:
-        self.machine.attempt_failed(path, error, self.at)
+    def attempt_failed(
+        self,
+        path: str,
+        error: dict[str, Json],
+        *,
+        raised: BaseException | None = None,
+        unknown: bool = False,
+        left: Json = None,
+    ) -> None:
+        self.machine.attempt_failed(path, error, self.at, raised=raised, unknown=unknown, left=left)
         self._keep()
 
     @property

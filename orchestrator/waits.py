@@ -37,7 +37,7 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             until = "" if ask.due is None else f", until {when(ask.due, now)}"
             told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
-        case (("step" | "undo"), "step") if ask.next_at is not None:
+        case _, ("step" | "call") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
                 f"try {ask.tries} failed with {failure(ask.error)}{deadline(ask, now)}."
@@ -154,7 +154,7 @@ def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
 
 
 def message_at(it: Situation, path: str) -> MessageRow:
-    found = next((one for one in it.messages if one.path == path), None)
+    found = next((one for one in reversed(it.messages) if one.path == path), None)
     if found is None:
         raise unknown(it, f"no message for what is open at {path!r}")
     return found

@@ -215,7 +215,8 @@ class Worker:
         )
 
         def run_step(ask: Ask, key: str) -> asyncio.Task[attempt.Result]:
-            return asyncio.create_task(attempt.run(ask, key=key, threads=self._threads))
+            now = None if ask.watch is None else clock.now()
+            return asyncio.create_task(attempt.run(ask, key=key, threads=self._threads, now=now))
 
         return Engine(
             lease=lease,

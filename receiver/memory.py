@@ -24,13 +24,16 @@ import glob
 import os
 import sqlite3
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, LiteralString, Protocol, Self, TypeAlias
 from uuid import uuid4
+
+UNDO: Final = "/undo"
+"""How the idempotency key of an undo ends; what is before it is the key of what it undoes."""
 
 End: TypeAlias = Literal["done", "refused", "failed"]
 
@@ -273,9 +276,8 @@ class SqliteMemory:
 
     def _judge_undo(self, errand: Errand, *, again: bool) -> Verdict:
         original = self._rows(OF_MESSAGE, sender=errand.sender, message=errand.undoes)
-        for row in tuple(original):
-            if row.key is not None:
-                original = self._rows(OF_KEY, sender=errand.sender, key=row.key)
+        for key in keys_of(original, errand):
+            original += self._rows(OF_KEY, sender=errand.sender, key=key)
         if any(self._goes_on(errand.sender, row) for row in original):
             return Busy()
         self._db.execute(BAR, self._named(errand))
@@ -366,6 +368,12 @@ class SqliteMemory:
                 Path(f"{self._path}.{self._owner}").unlink()
             os.close(self._sign_of_life)
             self._sign_of_life = None
+
+
+def keys_of(original: Iterable[Row], undo: Errand) -> set[str]:
+    """The keys of what `undo` undoes: also of messages for the same action that came before the one it names."""
+    keys = {row.key for row in original if row.key is not None}
+    return keys | ({undo.key.removesuffix(UNDO)} if undo.key.endswith(UNDO) else set())
 
 
 def is_held(sign: Path) -> bool:

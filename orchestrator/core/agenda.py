@@ -83,6 +83,8 @@ class Agenda:
     def attempted(self, ask: Ask, fact: Fact) -> None:
         """A try of `ask` failed, as `fact` says, and when the next one begins."""
         ask.attempt = fact.data["attempt"] + 1
+        if ask.watch is not None:
+            ask.watch.left = fact.data.get("left")
         ask.retry_at = datetime.fromisoformat(fact.data["next_at"])
         heapq.heappush(self.due, (ask.retry_at, fact.position, ask.path))
 
@@ -94,12 +96,13 @@ class Agenda:
         for _, ask in self.open.values():
             waits = ask.retry_at is not None and ask.retry_at > death.at
             if ask.is_local and ask.position < death.position and not waits and ask.path not in self.needs:
-                self._lose_try(ask)
+                self._lose_try(ask, death.at)
 
-    def _lose_try(self, ask: Ask) -> None:
+    def _lose_try(self, ask: Ask, now: datetime) -> None:
         ask.retry_at = None
         ask.attempt += 1
-        if ask.overdue or ask.attempt > ask.retry.attempts:
+        assert ask.asked_at is not None, "what is open was asked"
+        if ask.overdue or not ask.retry.has_try(ask.attempt, asked_at=ask.asked_at, now=now):
             error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
             self.decisions[ask.path] = {"outcome": "unknown", "error": error}
 

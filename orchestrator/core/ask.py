@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -23,17 +24,34 @@ STEP_VERDICTS: Final = frozenset({"done", "not_done", "skip"})
 """What a person may decide about a step whose outcome is unknown: its reply, a refusal, or still unknown."""
 
 
+PROBED: Final = "probe"
+"""The effect of a step whose probe is asked before it is tried again."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is looked at while a local step is tried: `timeout` bounds one try, `heartbeat` its silence. Before it is
+    tried again, `probe` is asked, with the step's arguments. `left` is what the last try that failed had left.
+    """
+
+    timeout: timedelta | None = None
+    heartbeat: timedelta | None = None
+    probe: Callable[..., Any] | None = None
+    left: Json = None
+
+
 class Ask:
     """One thing that a program asked for and waits for.
 
     `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the program
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
-    would undo it, from (known, reply).
+    would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
+    `sent_at` is when its message was last made again.
     """
 
     __slots__ = (
-        "args", "asked_at", "at_most_once", "attempt", "due", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "timeout", "undo", "until", "work",
+        "args", "asked_at", "attempt", "due", "effect", "entry", "hold", "kind", "name", "overdue", "path",
+        "position", "retry", "retry_at", "sent_at", "timeout", "undo", "until", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +65,7 @@ class Ask:
         until: datetime | None = None,
         retry: Retry = ONCE,
         hold: bool = False,
-        at_most_once: bool = False,
+        effect: str = "",
         work: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
     ) -> None:
         self.kind = kind
@@ -58,14 +76,16 @@ class Ask:
         self.until = until
         self.retry = retry
         self.hold = hold
-        self.at_most_once = at_most_once
+        self.effect = effect
         self.work = work
+        self.watch: Watch | None = None
         self.path = ""
         self.position = 0
         self.asked_at: datetime | None = None
         self.due: datetime | None = None
         self.attempt = 1
         self.retry_at: datetime | None = None
+        self.sent_at: datetime | None = None
         self.overdue = False
         self.entry: Entry | None = None
 
@@ -85,9 +105,14 @@ class Ask:
         return self.kind == "event"
 
     @property
+    def is_between_sends(self) -> bool:
+        """Whether it is a message that was answered, and that will be sent again: nothing of it is under way."""
+        return self.retry_at is not None and self.is_message
+
+    @property
     def needs_commit(self) -> bool:
         """Whether a local step may begin only after its `asked` is committed."""
-        return self.undo is not None or self.at_most_once
+        return self.undo is not None or self.effect in {"at_most_once", PROBED}
 
 
 class Scope:
@@ -125,10 +150,23 @@ class Entry:
     """One thing to undo. `rank` is the position of the fact that ended it: the highest is undone first.
 
     `action` is None when nobody knows how; then a person is asked. While `settling`, it is not yet known what
-    became of what was asked, and its undo waits.
+    became of what was asked, and its undo waits. `asked_at` is of its last message; there were others before that
+    one when it was sent `again`.
     """
 
-    __slots__ = ("action", "asked_at", "known", "local", "path", "rank", "scope", "settling", "tries", "undo")
+    __slots__ = (
+        "action",
+        "again",
+        "asked_at",
+        "known",
+        "local",
+        "path",
+        "rank",
+        "scope",
+        "settling",
+        "tries",
+        "undo",
+    )
 
     def __init__(self, ask: Ask, action: Json, scope: Scope) -> None:
         self.path = ask.path
@@ -139,6 +177,7 @@ class Entry:
         self.scope = scope
         self.rank = ask.position
         self.known = False
+        self.again = False
         self.settling = False
         self.tries = 0
 

@@ -6,12 +6,8 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple, get_type_hints, overload
+from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 from uuid import UUID
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
 from contracts.limits import (
@@ -20,17 +16,33 @@ from contracts.limits import (
     IDENTITY_BYTES_MAX,
     ITEMS_MAX,
     KEY_BYTES_MAX,
-    NAME_BYTES_MAX,
     SPAN_MAX,
 )
-from contracts.messages import Action, Command, Effect, Event, command, plain
+from contracts.messages import Command, Effect, Event, command
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
-from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError, is_fault
+from orchestrator.core.errors import Cancelled, FlowError, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import Frame
-from orchestrator.core.retry import STEP_RETRY, Retry
+from orchestrator.core.probe import Finding
+from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
+from orchestrator.core.terms import (
+    Local,
+    Op,
+    Undo,
+    adapter_of,
+    check_ops,
+    fitting,
+    holds,
+    is_name,
+    named,
+    promise,
+    resends,
+    result_adapter,
+    sendable,
+    undoing,
+)
 
 Json = Any
 R = TypeVar("R")
@@ -41,46 +53,11 @@ T3 = TypeVar("T3")
 T4 = TypeVar("T4")
 E = TypeVar("E", bound=Event)
 Ts = TypeVarTuple("Ts")
-Op: TypeAlias = Coroutine[Any, Any, R]
-Undo: TypeAlias = Action | Callable[[R | None], Action | None]
-"""Either the action, or how to make it from the reply; the reply is None when nobody knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
     """What `sleep` returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """A function of this process, with its arguments, as something to do later."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-
-    def as_action(self) -> dict[str, Json]:
-        return {"do": "step", "name": address(self.fn), "data": [plain(arg) for arg in self.args]}
-
-
-def local(fn: Callable[[*Ts], Any], /, *args: *Ts) -> Local:
-    """`fn(*args)` as an undo. It must be importable by name, since it may run in another process after a crash.
-
-    Raises UsageError for a lambda or a nested function.
-    """
-    if "<" in fn.__qualname__:
-        raise UsageError(f"local({fn.__qualname__}): expected a function that can be imported by name")
-    try:
-        inspect.signature(fn).bind(*args)
-    except TypeError as error:
-        raise UsageError(f"local({fn.__qualname__}): {error}") from None
-    except ValueError:
-        pass  # a built-in function that does not say what it takes
-    return Local(fn, args)
-
-
-def address(fn: Callable[..., Any]) -> str:
-    """The name by which another process finds `fn`: module and qualified name, with a colon between."""
-    return f"{fn.__module__}:{fn.__qualname__}"
 
 
 class Context:
@@ -98,6 +75,7 @@ class Context:
         /,
         *,
         undo: Undo[R] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -112,6 +90,7 @@ class Context:
         *,
         reply: type[R],
         undo: Undo[R] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -125,6 +104,7 @@ class Context:
         /,
         *,
         undo: Undo[Json] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -138,6 +118,7 @@ class Context:
         *,
         reply: type[Any] | None = None,
         undo: Undo[Any] | None = None,
+        retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
@@ -146,11 +127,14 @@ class Context:
 
         `undo` is asked, in reverse order, when the flow fails later. `timeout` (default: one day) is the
         message's expiry; then the outcome is unknown: `unknown="hold"` asks a person, "raise" (the default)
-        raises. `name` tells calls of one type apart; default is the last dotted part of the type.
+        raises. The relay tries to deliver it until then; `retry` is for what a service answers: a command that it
+        gave up (`.failed`), with a code that the policy covers, is sent again under the same key, as another
+        message. A refusal never is. `name` tells calls of one type apart; default is the last dotted part of the type.
 
         Raises StepRefused (definitely not done), StepFailed, OutcomeUnknown, ReplyInvalid; UsageError for a
-        timeout outside of (0, ten years], for a name that cannot be part of a path, and for an at-most-once
-        command that has neither `undo` nor `unknown`, or is itself an undo.
+        timeout outside of (0, ten years], for a name that cannot be part of a path, for a policy that names classes
+        or lasts longer than the timeout, and for an at-most-once command that has neither `undo` nor `unknown`, has
+        more than one attempt, or is itself an undo.
         """
         self._machine.branches.here()
         typed = what if isinstance(what, Command) else None
@@ -168,8 +152,11 @@ class Context:
             action,
             undo=undoing(undo, adapter),
             timeout=since(timeout) or CALL_TIMEOUT,
+            retry=ONCE
+            if retry is None
+            else resends(action["name"], retry, timeout or CALL_TIMEOUT, once=once),
             hold=holds(unknown),
-            at_most_once=once,
+            effect=str(Effect.AT_MOST_ONCE) if once else "",
         )
         return fitting(adapter, await suspend(ask), ask)
 
@@ -182,6 +169,10 @@ class Context:
         undo: Undo[R] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        attempt_timeout: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+        effect: Effect | None = None,
+        probe: Callable[[*Ts], Op[Finding[R]] | Finding[R]] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
     ) -> R: ...
@@ -194,6 +185,10 @@ class Context:
         undo: Undo[R] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        attempt_timeout: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+        effect: Effect | None = None,
+        probe: Callable[[*Ts], Op[Finding[R]] | Finding[R]] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
     ) -> R: ...
@@ -205,6 +200,10 @@ class Context:
         undo: Undo[Any] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        attempt_timeout: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+        effect: Effect | None = None,
+        probe: Callable[..., Any] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         name: str | None = None,
     ) -> Any:
@@ -212,9 +211,12 @@ class Context:
 
         A plain function runs in a thread, a coroutine function on the event loop. One that raises is tried
         again by `retry` (default: 5 tries); `raise Refused(code)` says "definitely not done" and is not.
-        `timeout` bounds all tries together.
+        `timeout` bounds all tries together, `attempt_timeout` each one; `heartbeat` how long a try may be silent
+        between two calls of `attempt().heartbeat()`. `effect` says what holds when nobody knows what a try did
+        (default: it is tried again under the same key), or `probe` finds out, with the same arguments.
 
-        Raises StepRefused, StepFailed (the tries ran out), OutcomeUnknown (timeout, workers that died).
+        Raises StepRefused, StepFailed (the tries ran out), OutcomeUnknown (timeout, workers that died); UsageError
+        for promises that contradict each other.
         """
         self._machine.branches.here()
         adapter = result_adapter(fn)
@@ -228,6 +230,16 @@ class Context:
             hold=holds(unknown),
             work=(fn, args),
         )
+        if not (retry is effect is probe is attempt_timeout is heartbeat is None):
+            promise(
+                ask,
+                retry=retry,
+                effect=effect,
+                probe=probe,
+                attempt_timeout=attempt_timeout,
+                heartbeat=heartbeat,
+                may_stay_unknown=undo is not None or unknown is not None,
+            )
         return fitting(adapter, await suspend(ask), ask)
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:
@@ -515,114 +527,3 @@ class Saga:
         self._scope.merge()
         if stopped is not None:
             raise stopped
-
-
-def check_ops(mode: Mode, ops: Sequence[object], *, least: int) -> None:
-    """Raises TypeError for what is no coroutine, UsageError when there are fewer than `least`."""
-    strangers = [op for op in ops if not inspect.iscoroutine(op)]
-    if strangers:
-        raise TypeError(
-            f"ctx.{mode} takes coroutines, as asyncio.gather does, not {type(strangers[0]).__name__}"
-        )
-    if len(ops) < least:
-        raise UsageError(f"ctx.{mode}() of nothing would wait for ever: expected at least one")
-
-
-def is_name(text: str, bytes_max: int = NAME_BYTES_MAX) -> bool:
-    """Whether `text` can name something on the wire and in a table: printable, not empty, not too long."""
-    return 0 < len(text.encode("utf-8", "replace")) <= bytes_max and text.isprintable()
-
-
-def sendable(action: dict[str, Json]) -> dict[str, Json]:
-    """`action`, when its endpoint and type can stand in a message. Raises UsageError."""
-    if action["do"] != "call":
-        return action
-    for what, word, most in (
-        ("endpoint", action["endpoint"], NAME_BYTES_MAX),
-        ("type", action["name"], IDENTITY_BYTES_MAX),
-    ):
-        if not is_name(word, most):
-            raise UsageError(f"{what} {shown(word)}: expected 1 to {most} bytes of printable text")
-    return action
-
-
-def undoing(undo: Undo[R] | None, adapter: TypeAdapter[R] | None) -> Callable[[bool, Json], Json] | None:
-    """`undo` as the machine asks for it: from (known, reply) to an action as data, or None for "nobody knows".
-
-    A reply that does not fit its model is like no reply: what was done still has to be undone. Raises
-    UsageError, at once or when the action is made, for a command that is sent at most once: an undo is asked
-    again until it is known to be done.
-    """
-    if undo is None:
-        return None
-    if not callable(undo):
-        always = undoes(undo)
-        return lambda _known, _value: always
-
-    def action(known: bool, value: Json) -> Json:  # noqa: FBT001  # the machine's own shape
-        made = undo(reply_or_none(adapter, value) if known else None)
-        return None if made is None else undoes(made)
-
-    return action
-
-
-def undoes(action: Action) -> dict[str, Json]:
-    """`action` as data. Raises UsageError when it is a command that is sent at most once."""
-    said = sendable(action.as_action())
-    if said.get("effect") == Effect.AT_MOST_ONCE:
-        raise UsageError(f"undo by {said['name']}: an undo is asked again until it is done, not at most once")
-    return said
-
-
-def holds(unknown: str | None) -> bool:
-    """Whether an unknown outcome asks a person. Raises UsageError for anything but None, "raise" and "hold"."""
-    if unknown not in (None, "raise", "hold"):
-        raise UsageError(f"unknown={unknown!r}: expected 'raise' or 'hold'")
-    return unknown == "hold"
-
-
-def named(name: str) -> str:
-    """`name`, as a path and a journal can hold it. Raises UsageError when it is too long or not printable."""
-    if not is_name(name):
-        raise UsageError(f"name {shown(name)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text")
-    return name
-
-
-def reply_or_none(adapter: TypeAdapter[R] | None, value: Json) -> R | None:
-    try:
-        return value if adapter is None else adapter.validate_python(value)
-    except ValidationError:
-        return None
-
-
-def fitting(adapter: TypeAdapter[Any] | None, value: Json, ask: Ask) -> Any:
-    """`value` as its model. Raises ReplyInvalid, which names the first place that does not fit."""
-    if adapter is None:
-        return value
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = "/".join(str(part) for part in first["loc"])
-        detail = f"at {'/' + place if place else 'the top'}: {first['msg']}"
-        raise ReplyInvalid(ask.path, ask.name, {"code": "reply-invalid", "detail": detail}) from None
-
-
-@lru_cache(maxsize=1024)
-def adapter_of(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-@lru_cache(maxsize=1024)
-def result_adapter(fn: Callable[..., Any]) -> TypeAdapter[Any] | None:
-    """How to read `fn`'s result back from a journal; None when it says nothing of it."""
-    try:
-        hint = get_type_hints(fn).get("return", Any)
-    except (NameError, TypeError):
-        return None
-    try:
-        return None if hint is Any else TypeAdapter(hint)
-    except PydanticUserError as error:
-        raise TypeError(
-            f"step {fn.__name__}: no journal can keep its result of type {hint}: {error}"
-        ) from None

@@ -90,8 +90,8 @@ class Driver:
             data["due"] = ask.until.astimezone(UTC).isoformat()
         if ask.undo is not None:
             data["undo"] = making_undo(ask.path, ask.undo, False, None)
-        if ask.at_most_once:
-            data["effect"] = "at_most_once"
+        if ask.effect:
+            data["effect"] = ask.effect
         fact = journal.recall("asked", ask.path, data)
         if fact is None:
             text, unfit = self._fit(data, ask)
@@ -126,14 +126,14 @@ class Driver:
             self._withdraw(ask)
 
     def _withdraw(self, ask: Ask) -> None:
-        settled = self.agenda.is_over(ask)
+        settled, idle = self.agenda.is_over(ask), ask.is_between_sends
         fact = self.journal.produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
         was_sent = self.agenda.decisions.pop(ask.path, None) is None
         self.close(ask, fact)
         if settled:
             return
-        self.undoing.withdrawn(ask, fact)
-        if was_sent and self.journal.is_new(fact):
+        self.undoing.withdrawn(ask, fact, settling=not idle)
+        if was_sent and not idle and self.journal.is_new(fact):
             self.journal.takes_back(ask, fact.position)
 
     # ---- branches ------------------------------------------------------------------------------------------

@@ -159,6 +159,9 @@ NOT_THE_AUTHORS: Final = frozenset({"orchestrator", *sys.stdlib_module_names})
 DETAIL_MAX: Final = 2_000
 """Characters of an error's text that a journal keeps."""
 
+CODE_MAX: Final = 128
+"""Characters of an error's own code that a journal keeps."""
+
 
 def is_fault(error: BaseException) -> bool:
     """Whether only a new deploy can mend `error`: also a library that needs a loop, or a coroutine awaited twice."""
@@ -184,6 +187,15 @@ def words_of(error: BaseException) -> str:
 def in_words(error: BaseException) -> str:
     """Type and words of `error`."""
     return f"{type(error).__name__}: {words_of(error)}".removesuffix(": ")
+
+
+def code_of(error: BaseException) -> str:
+    """The error's own `code`, when that is a word; else `raised`."""
+    try:
+        code: object = getattr(error, "code", None)
+    except Exception:  # noqa: BLE001  # of somebody else's property
+        return "raised"
+    return storable(code)[:CODE_MAX] if isinstance(code, str) and code else "raised"
 
 
 def place_of(error: BaseException) -> str:

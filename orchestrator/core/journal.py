@@ -35,17 +35,27 @@ class ClosedWait:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class SentAgain:
+    """A message that is made again for the same ask, and the position and time of the fact that says so."""
+
+    ask: Ask
+    attempt: int
+    position: int
+    at: datetime
+
+
 class Journal:
     """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed.
 
-    `taken_back` and `closed_waits` are what else follows from `new`. `past` is what was recorded, while the program
-    runs through it: then what the program says is compared, and is new where nothing was recorded. A worker's
+    `taken_back`, `closed_waits` and `sent_again` are what else follows from `new`. `past` is what was recorded, while
+    the program runs through it: then what it says is compared, and is new where nothing was recorded. A worker's
     death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
     """
 
     __slots__ = (
         "at", "closed", "closed_waits", "facts_max", "new", "on_death", "past", "payload_max", "position", "present",
-        "taken_back",
+        "sent_again", "taken_back",
     )  # fmt: skip
 
     def __init__(self, *, facts_max: int, payload_max: int, on_death: Callable[[Fact], None]) -> None:
@@ -58,6 +68,7 @@ class Journal:
         self.new: list[Fact] = []
         self.taken_back: list[TakenBack] = []
         self.closed_waits: list[ClosedWait] = []
+        self.sent_again: list[SentAgain] = []
         self.past: Past | None = None
         self.closed = False
 
@@ -156,7 +167,7 @@ class Journal:
     def takes_back(self, ask: Ask, position: int) -> None:
         """The message of `ask` is not needed any more: so says the fact at `position`, which is new."""
         if ask.is_message and ask.asked_at is not None:
-            self.taken_back.append(TakenBack(ask.path, ask.asked_at, position))
+            self.taken_back.append(TakenBack(ask.path, ask.sent_at or ask.asked_at, position))
 
     def forget_beyond(self, position: int, kept: int) -> None:
         """Nothing that a stopped program said counts, nor what follows from it: it will say it again.
@@ -166,6 +177,7 @@ class Journal:
         del self.new[kept:]
         self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
         self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
+        self.sent_again[:] = [one for one in self.sent_again if one.position <= position]
         self.position = position
 
     def check_complete(self, known: int) -> None:

@@ -22,7 +22,7 @@ from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
 from orchestrator.core.errors import ENDINGS, Halt, NonDeterminism, UsageError, error_in, reason_of
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, TakenBack
+from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, SentAgain, TakenBack
 from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
@@ -37,8 +37,8 @@ class Machine:
     """What a flow's context talks to: it turns what the program asks into facts, and facts into answers.
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
-    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back` and
-    `closed_waits` are what else follows from `new`.
+    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
+    `closed_waits` and `sent_again` are what else follows from `new`.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -105,6 +105,10 @@ class Machine:
     @property
     def closed_waits(self) -> list[ClosedWait]:
         return self.journal.closed_waits
+
+    @property
+    def sent_again(self) -> list[SentAgain]:
+        return self.journal.sent_again
 
     @property
     def held(self) -> Held | None:
@@ -178,6 +182,8 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
+        if actor == "relay" and data.get("outcome") == "refused" and self._was_given_up(path):
+            data = data | {"outcome": "failed"}
         if (
             kind == "ended"
         ):  # nobody answers a timer, an event comes by its name, an unknown tells a held step nothing
@@ -188,6 +194,8 @@ class Machine:
                 or (path in self.agenda.needs and data.get("outcome") == "unknown")
             ):
                 kind = "late"
+            elif found[1].kind == "call" and data.get("outcome") == "failed":
+                kind, data = self._call_failed(found[1], data, max(self.at, at))
         self._tell(kind, path, data, at, actor)
 
     def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
@@ -201,13 +209,33 @@ class Machine:
         self._input(kind, path, data, text, actor)
         self._decide()
 
+    def _was_given_up(self, path: str) -> bool:
+        """Whether the command at `path` was sent before, and may have acted then. That its last message never arrived
+        says nothing of that.
+        """
+        found = self.open.get(path)
+        entry = self.undoing.unsettled.get(path)
+        return (found is not None and found[1].sent_at is not None) or (entry is not None and entry.again)
+
+    def _call_failed(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
+        """The fact that says that a service gave up: its message is sent again later, or that was the end."""
+        error = error_in(data)
+        again = not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")))
+        next_at = self._next_try(ask, now) if again else None
+        if next_at is None or (ask.due is not None and next_at >= ask.due):
+            return "ended", data
+        error = error | {"attempts": ask.attempt}
+        return "attempted", {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
+
     def fire(self, now: datetime) -> bool:
         """Let the earliest due time pass, if it has come; False when none has."""
         due = self.next_due()
         if due is None or due[0] > now:
             return False
         ask = self.agenda.take_due()
-        if ask.retry_at == due[0]:
+        if ask.retry_at == due[0] and ask.is_message:
+            self._tell("resent", ask.path, {"attempt": ask.attempt}, now)
+        elif ask.retry_at == due[0]:
             ask.retry_at = None
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(ask, now)
@@ -216,36 +244,55 @@ class Machine:
         return True
 
     def _time_out(self, ask: Ask, now: datetime) -> None:
-        """What was sent, or runs, has to settle; a local step that waits for its next try runs nowhere."""
+        """What was sent, or runs, has to settle; nothing of what waits for its next try is under way."""
         error: dict[str, Json] = {"code": "timeout", "detail": "no answer until its due time"}
-        if ask.is_message or ask.retry_at is None:
+        under_way = ask.retry_at is None
+        if under_way:
             error["settling"] = True
         position = self.position + 1
         try:
             self.tell("ended", ask.path, {"outcome": "unknown", "error": error}, now)
         finally:  # a program that is stopped by this fact keeps it, so its message is taken back all the same
-            if self.position >= position:
+            if under_way and self.position >= position:
                 self.journal.takes_back(ask, position)
 
-    def attempt_failed(self, path: str, error: dict[str, Json], at: datetime, *, again: bool = True) -> None:
-        """A try of a local step failed: it is tried again later, or has ended `failed`.
+    def attempt_failed(
+        self,
+        path: str,
+        error: dict[str, Json],
+        at: datetime,
+        *,
+        again: bool = True,
+        raised: BaseException | None = None,
+        unknown: bool = False,
+        left: Json = None,
+    ) -> None:
+        """A try of a local step failed: it is tried again later, or has ended `failed`; `unknown`, when nobody knows
+        what the try did.
 
         `again` is False when another try cannot help (a result that cannot be stored). A step that is held
-        because its time ran out is not tried again either.
+        because its time ran out is not tried again either. `raised` is what the try raised, `left` what it left
+        for the next one.
         """
+        outcome = "unknown" if unknown else "failed"
         if path not in self.open:
-            self.tell("late", path, {"outcome": "failed", "error": error}, at)
+            self.tell("late", path, {"outcome": outcome, "error": error}, at)
             return
         ask = self.open[path][1]
-        key = self._seed + f"{path}/{ask.attempt}".encode()
-        again = again and not self.agenda.is_over(ask)
-        delay = ask.retry.delay_after(ask.attempt, key=key) if again else None
         error = error | {"attempts": ask.attempt}
-        if delay is None:
-            self.tell("ended", path, {"outcome": "failed", "error": error}, at)
+        again = again and not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")), raised)
+        next_at = self._next_try(ask, max(self.at, at)) if again else None
+        if next_at is None:
+            self.tell("ended", path, {"outcome": outcome, "error": error}, at)
         else:
-            next_at = (max(self.at, at) + delay).isoformat()
-            self.tell("attempted", path, {"attempt": ask.attempt, "error": error, "next_at": next_at}, at)
+            more = {} if left is None else {"left": left}
+            said = {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
+            self.tell("attempted", path, said | more, at)
+
+    def _next_try(self, ask: Ask, now: datetime) -> datetime | None:
+        assert ask.asked_at is not None, "what is open was asked"
+        key = self._seed + f"{ask.path}/{ask.attempt}".encode()
+        return ask.retry.next_at(ask.attempt, key=key, asked_at=ask.asked_at, now=now)
 
     def remark(
         self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"
@@ -362,6 +409,18 @@ class Machine:
         found = self.open.get(fact.path)
         if found is not None:
             self.agenda.attempted(found[1], fact)
+
+    def on_resent(self, fact: Fact) -> None:
+        """A command that its service gave up is sent again, as another message for the same action."""
+        found = self.open.get(fact.path)
+        if found is None:
+            return
+        ask = found[1]
+        ask.retry_at, ask.sent_at = None, fact.at
+        if ask.entry is not None:
+            ask.entry.asked_at, ask.entry.again = fact.at, True
+        if self.journal.is_new(fact):
+            self.journal.sent_again.append(SentAgain(ask, ask.attempt, fact.position, fact.at))
 
     def on_late(self, fact: Fact) -> None:
         """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""

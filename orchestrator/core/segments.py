@@ -31,6 +31,11 @@ class Segments:
         return True
 
 
+def span_key(key: str, again: int | None) -> str:
+    """What the span of a message is made of: its place, and its number when it was made again."""
+    return key if again is None else f"{key}~{again}"
+
+
 def anchor_of(traceparent: object, execution: str) -> str:
     """The traceparent of the span that begins an execution's trace; `traceparent` is what it was started with."""
     known = isinstance(traceparent, str) and trace.parse(traceparent) is not None

@@ -68,11 +68,13 @@ class Undoing:
         else:
             self.unsettled.pop(ask.path, None)
 
-    def withdrawn(self, ask: Ask, fact: Fact) -> None:
-        """Nobody waits for `ask` any more: what became of it will be told, and is not undone before that."""
+    def withdrawn(self, ask: Ask, fact: Fact, *, settling: bool) -> None:
+        """Nobody waits for `ask` any more: while `settling`, what became of it will be told, and is not undone before
+        that.
+        """
         entry = ask.entry
         if entry is not None:
-            entry.rank, entry.settling = fact.position, True
+            entry.rank, entry.settling = fact.position, settling
             self.unsettled[ask.path] = entry
 
     def pivot(self, scope: Scope) -> None:

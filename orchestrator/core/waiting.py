@@ -18,8 +18,8 @@ Json = Any
 class OpenAsk:
     """Something that was asked and has not ended. `what` is the command or the function that is asked for.
 
-    `tries` of a local step have ended without an end of the step, the last one with `error`; the next one comes
-    at `next_at`. `key` is that of an event. One that is `withdrawn` nobody waits for any more.
+    `tries` have ended without an end of the step, the last one with `error`; the next one comes at `next_at`, and a
+    call is sent again then. `key` is that of an event. One that is `withdrawn` nobody waits for any more.
     """
 
     path: str
@@ -69,6 +69,12 @@ def attempted(found: Open, fact: Fact) -> None:
             )
 
 
+def resent(found: Open, fact: Fact) -> None:
+    for i, ask in enumerate(found.asks):
+        if ask.path == fact.path:
+            found.asks[i] = replace(ask, next_at=None)
+
+
 def ended(found: Open, fact: Fact) -> None:
     drop(found.settling, fact.path)
     ask = drop(found.asks, fact.path)
@@ -78,7 +84,8 @@ def ended(found: Open, fact: Fact) -> None:
 
 def withdrawn(found: Open, fact: Fact) -> None:
     ask = drop(found.asks, fact.path)
-    if ask is not None and ask.has_undo:
+    idle = ask is not None and ask.do == "call" and ask.next_at is not None
+    if ask is not None and ask.has_undo and not idle:
         found.settling.append(replace(ask, withdrawn=True))
 
 
@@ -98,6 +105,7 @@ def orphaned(found: Open, _: Fact) -> None:
 READ: Final[dict[str, Callable[[Open, Fact], None]]] = {
     "asked": asked,
     "attempted": attempted,
+    "resent": resent,
     "ended": ended,
     "withdrawn": withdrawn,
     "resolved": resolved,

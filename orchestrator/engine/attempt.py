@@ -6,14 +6,17 @@ import asyncio
 import contextvars
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from itertools import chain, repeat
-from typing import Any, ClassVar, TypeAlias, cast, get_type_hints
+from typing import Any, ClassVar, Final, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,31 +24,17 @@ from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import PAYLOAD_BYTES_MAX
 from contracts.messages import Refused, plain
-from orchestrator.core.ask import Ask
-from orchestrator.core.context import result_adapter
-from orchestrator.core.errors import UsageError, in_words, storable
+from orchestrator.core import probe as findings
+from orchestrator.core.ask import Ask, Watch
+from orchestrator.core.errors import Cancelled, UsageError, code_of, in_words, storable
+from orchestrator.core.terms import result_adapter
+from orchestrator.engine.pulse import CURRENT, Attempt, Pulse
 
 Json = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Which try this is: the key that stays the same for all of them, its number from 1, and the step's due time."""
-
-    key: str
-    number: int
-    deadline: datetime | None
-
-
-_attempt: contextvars.ContextVar[Attempt] = contextvars.ContextVar("attempt")
-
-
-def attempt() -> Attempt:
-    """The try of the step that runs. Raises UsageError outside of a step."""
-    try:
-        return _attempt.get()
-    except LookupError:
-        raise UsageError("attempt() tells a local step about its try; no step runs here") from None
+STOP_SECONDS: Final = 2.0
+"""For a try whose time is over to end; a thread that goes on is waited for, and its step is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +51,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    """It `raised`, or its probe did not find out what became of it (`unknown`); and what it `left` for the next try."""
+
     word: ClassVar = "failed"
     error: dict[str, Json]
+    raised: BaseException | None = field(default=None, compare=False)
+    unknown: bool = False
+    left: Json = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,57 +67,205 @@ class Stopped:
     word: ClassVar = "unknown"
 
 
-Result: TypeAlias = Done | Refusal | Failure | Stopped
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its time was over, or it was silent for too long: nobody knows what it did. `rest` is what of it still runs."""
+
+    word: ClassVar = "unknown"
+    error: dict[str, Json]
+    left: Json = None
+    rest: asyncio.Task[Result] | None = None
 
 
-async def run(ask: Ask, *, key: str, threads: ThreadPoolExecutor) -> Result:
-    """One try of `ask`: a coroutine function on the event loop, any other in a thread of `threads`.
+Result: TypeAlias = Done | Refusal | Failure | Stopped | Lost
+
+
+class NotBegun(BaseException):
+    """The function never began: its step was over before a thread was free."""
+
+
+async def run(ask: Ask, *, key: str, threads: ThreadPoolExecutor, now: datetime | None = None) -> Result:
+    """One try of `ask`: a coroutine function on the event loop, any other in a thread of `threads`. `now`, the
+    database's time, is needed where a try has a time of its own.
 
     Raises nothing: whatever the function raises is a result.
     """
+    watch, pulse = ask.watch, Pulse()
+    if watch is None:
+        CURRENT.set(Attempt(key, ask.attempt, ask.due, pulse=pulse))
+        return await tried(ask, pulse, threads)
+    pulse.left = watch.left
+    CURRENT.set(Attempt(key, ask.attempt, deadline_of(ask, watch, now), watch.left, pulse))
+    return await Watchman(watch, pulse).watch(lambda: tried(ask, pulse, threads))
+
+
+def deadline_of(ask: Ask, watch: Watch, now: datetime | None) -> datetime | None:
+    """When the time of a try that begins `now` is over: its own, or its step's, whichever is first."""
+    own = now + watch.timeout if now is not None and watch.timeout is not None else None
+    return min((at for at in (ask.due, own) if at is not None), default=None)
+
+
+async def tried(ask: Ask, pulse: Pulse, threads: ThreadPoolExecutor) -> Result:
     try:
-        fn, args = ask.work or found(ask.args)
-        _attempt.set(Attempt(key, ask.attempt, ask.due))
-        if inspect.iscoroutinefunction(fn):
-            value = await fn(*args)
-        else:
-            value, raised = await in_thread(threads, fn, args)
-            if raised is not None:
-                raise raised  # noqa: TRY301  # here it was caught, and here it is told
-            if inspect.isawaitable(value):
-                value = await value
-        return Done(stored(fn, value))
+        return await acted(ask, pulse, threads)
     except Refused as no:
         return Refusal(refusal(no))
+    except NotBegun as no:
+        return Refusal({"code": "never-begun", "detail": str(no)}) if ask.attempt == 1 else Stopped()
     except asyncio.CancelledError:
         return Stopped()
     except BaseException as error:  # noqa: BLE001  # whatever a step raises is its outcome
-        return Failure({"code": "raised", "detail": in_words(error), "at": where(error)})
+        return Stopped() if pulse.over and isinstance(error, Cancelled) else failure(error, pulse)
+
+
+async def acted(ask: Ask, pulse: Pulse, threads: ThreadPoolExecutor) -> Result:
+    """What the function returned; before it is run again, what its probe knows, unless that is: not done."""
+    fn, args = ask.work or found(ask.args)
+    if ask.watch is not None and ask.watch.probe is not None and ask.attempt > 1:
+        finding = await asked(ask.watch.probe, args, pulse, threads)
+        if isinstance(finding, findings.Done):
+            return Done(stored(fn, finding.reply))
+        if isinstance(finding, Failure):
+            return finding
+    return Done(stored(fn, await called(fn, args, pulse, threads)))
+
+
+async def asked(
+    probe: Callable[..., Any], args: tuple[Any, ...], pulse: Pulse, threads: ThreadPoolExecutor
+) -> findings.Done[Any] | findings.NotDone | Failure:
+    """What `probe` finds out about the tries before. One that raises, or says nothing, has found nothing out."""
+    try:
+        finding = await called(probe, args, pulse, threads)
+    except (asyncio.CancelledError, NotBegun):
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever a probe raises, nobody knows more than before
+        said = {"code": "probe-failed", "detail": in_words(error), "at": where(error)}
+        return Failure(said, error, unknown=True, left=pulse.left)
+    if isinstance(finding, findings.Done | findings.NotDone):
+        return cast("findings.Done[Any] | findings.NotDone", finding)
+    said = {"code": "probe-unclear", "detail": "its probe cannot say yet"}
+    if not isinstance(finding, findings.CannotSay):
+        detail = f"its probe returned {type(finding).__name__}: expected Done, NotDone or CannotSay"
+        said = {"code": "probe-failed", "detail": detail}
+    return Failure(said, unknown=True, left=pulse.left)
+
+
+def failure(error: BaseException, pulse: Pulse) -> Failure:
+    """What a try raised, as data; its code is the error's own, where that has one."""
+    if isinstance(error.__cause__, StopIteration) and str(error) == "coroutine raised StopIteration":
+        error = error.__cause__  # Python lets none pass through a coroutine
+    said = {"code": code_of(error), "detail": in_words(error), "at": where(error)}
+    return Failure(said, error, left=pulse.left)
+
+
+async def called(
+    fn: Callable[..., Any], args: tuple[Any, ...], pulse: Pulse, threads: ThreadPoolExecutor
+) -> Any:
+    if inspect.iscoroutinefunction(fn):
+        pulse.begin()
+        return await fn(*args)
+    value, raised = await in_thread(threads, fn, args, pulse)
+    if raised is not None:
+        raise raised
+    return await value if inspect.isawaitable(value) else value
 
 
 async def in_thread(
-    threads: ThreadPoolExecutor, fn: Callable[..., Any], args: tuple[Any, ...]
+    threads: ThreadPoolExecutor, fn: Callable[..., Any], args: tuple[Any, ...], pulse: Pulse
 ) -> tuple[Any, BaseException | None]:
     """What `fn(*args)` returns or raises in a thread. A thread cannot be stopped, so whoever cancels this waits
-    for its end.
+    for its end; it can learn of that from its pulse. Raises NotBegun when it still waited for a thread then.
 
     What it raises is handed over as a value: a future would never end with a StopIteration.
     """
     context = contextvars.copy_context()
 
     def told() -> tuple[Any, BaseException | None]:
+        pulse.begin()
         try:
             return context.run(fn, *args), None
         except BaseException as error:  # noqa: BLE001  # whatever a step raises is its outcome
             return None, error
 
-    future = asyncio.get_running_loop().run_in_executor(threads, told)
+    job = threads.submit(told)
+    future = asyncio.wrap_future(job)
     while True:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if future.cancelled():
-                raise
+            if job.cancel():
+                raise NotBegun("its step was over before a thread was free") from None
+            pulse.over = pulse.over or "its step is over"
+
+
+class Watchman:
+    """Ends a try whose time is over, or that is silent for too long."""
+
+    def __init__(self, watch: Watch, pulse: Pulse) -> None:
+        self._watch = watch
+        self._pulse = pulse
+        self._began = asyncio.Event()
+        self._began_at = pulse.beat_at
+        pulse.began = partial(asyncio.get_running_loop().call_soon_threadsafe, self._began.set)
+
+    async def watch(self, go: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """The result of what `go` makes; Lost when it had to be ended."""
+        task = asyncio.create_task(go())
+        try:
+            await self._until_begun(task)
+            while not task.done():
+                left = self.time_left(time.monotonic())
+                if left <= 0:
+                    return await self._end(task)
+                await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError:
+            self._pulse.over = self._pulse.over or "its step is over"
+            await stopped(task)
+        return task.result()
+
+    async def _until_begun(self, task: asyncio.Task[Result]) -> None:
+        """Before it has a thread, no time of it passes."""
+        began = asyncio.create_task(self._began.wait())
+        try:
+            await asyncio.wait({task, began}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            began.cancel()
+        self._began_at = time.monotonic()
+
+    def time_left(self, now: float) -> float:
+        """Seconds that it may go on without a word; `now` is a time of the monotonic clock."""
+        watch = self._watch
+        ends: list[float] = []
+        if watch.timeout is not None:
+            ends.append(self._began_at + watch.timeout.total_seconds())
+        if watch.heartbeat is not None:
+            ends.append(self._pulse.beat_at + watch.heartbeat.total_seconds())
+        return min(ends) - now if ends else math.inf
+
+    async def _end(self, task: asyncio.Task[Result]) -> Result:
+        pulse = self._pulse
+        error = self._error()
+        pulse.over = error["detail"]
+        task.cancel()
+        await asyncio.wait({task}, timeout=STOP_SECONDS)
+        if not task.done():
+            return Lost(error, pulse.left, task)
+        result = task.result()
+        return result if isinstance(result, Done | Refusal) else Lost(error, pulse.left)
+
+    def _error(self) -> dict[str, Json]:
+        watch = self._watch
+        if watch.timeout is not None and time.monotonic() - self._began_at >= watch.timeout.total_seconds():
+            return {"code": "attempt-timeout", "detail": f"this try took more than {watch.timeout}"}
+        return {"code": "heartbeat-lost", "detail": f"this try was silent for {watch.heartbeat}"}
+
+
+async def stopped(task: asyncio.Task[Result]) -> None:
+    """Cancel `task`, and wait for its end whatever happens: a thread cannot be stopped."""
+    task.cancel()
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
 
 
 def stored(fn: Callable[..., Any], value: Any) -> Json:

@@ -13,8 +13,9 @@ from contracts.envelope import Envelope, encode_structured
 from contracts.identifiers import execution_key, message_id
 from contracts.limits import PUBLISHED_LIFE
 from orchestrator.core.fact import Fact
+from orchestrator.core.journal import SentAgain
 from orchestrator.core.path import undo_path
-from orchestrator.core.segments import anchor_of
+from orchestrator.core.segments import anchor_of, span_key
 from orchestrator.store.commits import NewEvent, NewMessage
 
 Json = Any
@@ -47,7 +48,7 @@ class Identity:
 
 
 def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
-    """The message that an `asked` fact of a command sends.
+    """The message that an `asked` fact of a command sends; `again` in its data numbers one that is made again.
 
     Its bytes are made here, once: the same on every try, and the same again should the turn be decided again.
     """
@@ -105,6 +106,14 @@ def event_of(fact: Fact, sender: Identity, wire: Wire) -> NewEvent:
     )
 
 
+def asked_again(one: SentAgain) -> Fact:
+    """The `asked` fact of a command as if it had been asked for when its message is made again."""
+    ask = one.ask
+    due = {} if ask.due is None else {"due": ask.due.isoformat()}
+    data = {"kind": ask.kind, "name": ask.name, "args": ask.args, "again": one.attempt, **due}
+    return Fact(one.position, "asked", ask.path, data, one.at)
+
+
 def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool | int]:
     """The attributes of docs/participants.md beyond CloudEvents' own."""
     found: dict[str, str | bool | int] = {
@@ -112,7 +121,7 @@ def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool |
         "idempotencykey": key,
         "traceparent": trace.child(
             anchor_of(sender.traceparent, sender.execution),
-            execution_key(sender.execution, sender.epoch, fact.path),
+            span_key(execution_key(sender.execution, sender.epoch, fact.path), fact.data.get("again")),
         ),
     }
     if "due" in fact.data:

@@ -235,6 +235,7 @@ class Ownership:
             and self._engine.lease.holds
             and not any(ask.needs_commit for ask in runnable)
             and not self._machine.taken_back
+            and not self._machine.sent_again
             and not any(fact.kind == "asked" and asks_for_message(fact) for fact in self._machine.new)
         )
 
@@ -367,6 +368,7 @@ class Ownership:
         )
         turn.began = self._began
         machine.closed_waits.clear()
+        machine.sent_again.clear()
         if facts or turn.mail or turn.release:
             if not await self._engine.committer.submit(turn):
                 return None

@@ -13,7 +13,7 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs
-from orchestrator.engine.message import Identity, Wire, event_of, message_of
+from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of
 from orchestrator.store.commits import ClosedWait, NewEvent, NewMessage, NewWait, Turn
 from orchestrator.store.executions import Claim
 
@@ -50,6 +50,9 @@ def turn_of(
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
     due = machine.next_due()
     asked = [fact for fact in facts if fact.kind == "asked"]
+    if machine.sent_again:
+        again = [one for one in machine.sent_again if one.position <= position + len(facts)]
+        asked = sorted([*asked, *map(asked_again, again)], key=lambda fact: fact.position)
     leaves = any(asks_for_message(fact) for fact in asked)
     emits = any(is_emitted(fact) for fact in facts)
     closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)

@@ -13,7 +13,7 @@ from orchestrator.core.ask import Ask
 from orchestrator.core.errors import storable
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import undo_path
-from orchestrator.engine.attempt import Done, Failure, Refusal, Result, Stopped
+from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Stopped
 from orchestrator.engine.clock import Clock
 from orchestrator.store.executions import Claim
 
@@ -65,13 +65,19 @@ class Work:
                 path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
                 key = execution_key(self._claim.execution, self._claim.epoch, path)
                 task = self._run(ask, key)
-                self._running[ask.path] = task
-                task.add_done_callback(lambda done, path=ask.path: self._over(path, done))
+                self._follow(ask.path, task)
+
+    def _follow(self, path: str, task: asyncio.Task[Result]) -> None:
+        self._running[path] = task
+        task.add_done_callback(lambda done: self._over(path, done))
 
     def _over(self, path: str, task: asyncio.Task[Result]) -> None:
         if self._running.pop(path, None) is not None:
             if not task.cancelled():  # it was cancelled before it began
                 result = task.result()
+                if isinstance(result, Lost) and result.rest is not None:
+                    self._stopping.add(path)
+                    self._follow(path, result.rest)
                 self._arrived.append((path, result))
                 self._observer.saw(
                     "step.tried",
@@ -145,8 +151,12 @@ def tell(machine: Machine, path: str, result: Result, clock: Clock) -> None:
                 )
         case Refusal(error):
             machine.tell("ended", path, {"outcome": "refused", "error": error}, at)
-        case Failure(error):
-            machine.attempt_failed(path, error, at)
+        case Failure(error, raised, unknown, left):
+            machine.attempt_failed(path, error, at, raised=raised, unknown=unknown, left=left)
+        case Lost(error, left, None):
+            machine.attempt_failed(path, error, at, unknown=True, left=left)
+        case Lost(error):  # of a try that still runs there is no other; and no undo, before it has ended
+            machine.tell("ended", path, {"outcome": "unknown", "error": error | {"settling": True}}, at)
         case Stopped():
             detail = {"code": "stopped", "detail": "it was cancelled half-way"}
-            machine.tell("ended", path, {"outcome": "unknown", "error": detail}, at)
+            machine.attempt_failed(path, detail, at, unknown=True)

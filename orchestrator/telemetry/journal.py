@@ -27,7 +27,7 @@ from orchestrator.core.ask import STEP_VERDICTS
 from orchestrator.core.errors import error_in
 from orchestrator.core.fact import Fact
 from orchestrator.core.path import name_at, undone_at
-from orchestrator.core.segments import Segments, anchor_of
+from orchestrator.core.segments import Segments, anchor_of, span_key
 from orchestrator.core.status import Status
 
 Json = Any
@@ -90,6 +90,16 @@ class Pending:
     def is_message(self) -> bool:
         return self.args.get("do") == "call"
 
+    @property
+    def is_between_sends(self) -> bool:
+        """Whether a service gave it up, and it was not sent again yet."""
+        return self.is_message and self.since > self.fact.at
+
+    @property
+    def again(self) -> int | None:
+        """The number of a message that was made again."""
+        return self.number if self.is_message and self.number > 1 else None
+
 
 def spans_of(subject: Subject, facts: Sequence[Fact], *, gap: timedelta | None = None) -> list[Told]:
     """All spans of a journal, in the order in which they began; those that are under way at its end too."""
@@ -126,7 +136,7 @@ class Reader:
         for pending in list(self._pending.values()):
             if pending.is_local:
                 self._try(pending, None, {}, None)
-            else:
+            elif not pending.is_between_sends:
                 self._wait(pending, None, "", None)
         self._released(None)
         return self._told
@@ -165,9 +175,20 @@ class Reader:
         pending = self._pending.get(fact.path)
         if pending is None:
             return
-        self._try(pending, fact, {"waypost.outcome": "failed"}, code_in(fact))
         next_at = datetime.fromisoformat(str(fact.data["next_at"]))
+        if pending.is_message:
+            self._wait(pending, fact, "failed", code_in(fact))
+        else:
+            self._try(pending, fact, {"waypost.outcome": "failed"}, code_in(fact))
         self._pending[fact.path] = replace(pending, number=pending.number + 1, since=next_at)
+
+    def on_resent(self, fact: Fact) -> None:
+        """The same command once more, as another message."""
+        pending = self._pending.get(fact.path)
+        if pending is not None:
+            again = Fact(fact.position, "asked", fact.path, pending.fact.data, fact.at)
+            self._pending[fact.path] = replace(pending, fact=again, base=self._segments.base, since=fact.at)
+            self._create(self._pending[fact.path])
 
     def on_ended(self, fact: Fact) -> None:
         self._ended(fact, str(fact.data.get("outcome")))
@@ -187,6 +208,8 @@ class Reader:
             if pending.since <= fact.at:  # else it ended while it waited for its next try
                 error = None if outcome in GOOD else code_in(fact)
                 self._try(pending, fact, {"waypost.outcome": outcome}, error)
+            return
+        if pending.is_between_sends:
             return
         harmless = outcome in GOOD or outcome == "timed_out"
         self._wait(pending, fact, outcome, None if harmless else code_in(fact))
@@ -331,7 +354,7 @@ class Reader:
         self._tell(
             Span(
                 name=wait_name(pending),
-                at=self._under(base, f"{self._subject.key(asked.path)}/wait"),
+                at=self._under(base, f"{span_key(self._subject.key(asked.path), pending.again)}/wait"),
                 parent=span_of(under),
                 began=asked.at,
                 ended=None if fact is None else fact.at,
@@ -366,7 +389,7 @@ class Reader:
         self._told.append(Told(span, fact.position if fact is not None else 0, path))
 
     def _create_at(self, pending: Pending) -> Trace:
-        return self._under(pending.base, self._subject.key(pending.fact.path))
+        return self._under(pending.base, span_key(self._subject.key(pending.fact.path), pending.again))
 
     def _under(self, base: str, key: str) -> Trace:
         return at(trace.child(base, key))

@@ -39,6 +39,9 @@ OUTCOMES: Final = {
 CLASSES: Final = {"business": "business", "unknown": "unknown_outcome"}
 """What the class of a flow's error is called; every other one is `infrastructure`."""
 
+ENDED_TRIES: Final = {"attempt-timeout": "attempt", "heartbeat-lost": "heartbeat"}
+"""What a try ran out of, by the code of its error."""
+
 
 class Names:
     """The values that a label has had. One more than `most`, and it is OTHER."""
@@ -170,10 +173,17 @@ class Meters:
     ) -> None:
         """`taken_back` are positions of facts that say that a call's time is over."""
         for fact in facts:
+            kind = ENDED_TRIES.get(str(error_in(fact.data).get("code")))
+            if kind is not None and fact.kind in ("attempted", "ended"):
+                self._add(instruments.NODE_TIMEOUT, flow, version, node_of(fact.path), kind)
             match fact.kind:
                 case "ended":
                     self._ended(flow, version, fact, late=fact.position in taken_back)
                 case "attempted":
+                    if (
+                        fact.actor != "worker"
+                    ):  # a service gave up; tries of local steps are counted as they end
+                        self._add(instruments.NODE_ATTEMPT, flow, version, node_of(fact.path), "failed")
                     self._add(instruments.NODE_RETRY, flow, version, node_of(fact.path), "infrastructure")
                 case "finished":
                     self._finished(flow, version, fact, (fact.at - began).total_seconds())

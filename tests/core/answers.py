@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from contracts.messages import Loose
 from orchestrator import Context, command, workflow
-from orchestrator.core.context import Op
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
+from orchestrator.core.terms import Op
 from orchestrator.testing import NOON, FlowTester
 from orchestrator.workflow import Workflow
 

@@ -120,6 +120,7 @@ class Undoing:
     kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
     asked: set[str] = field(default_factory=set[str])
     open: set[str] = field(default_factory=set[str])
+    idle: set[str] = field(default_factory=set[str])
     running: str | None = None
     failed: bool = False
     wanted: bool = True
@@ -135,7 +136,8 @@ class Undoing:
         readers = {
             "asked": self._asked, "ended": self._ended, "withdrawn": self._withdrawn, "late": self._late,
             "noted": self._noted, "cancel_asked": self._cancel_asked, "resolved": self._resolved,
-            "orphaned": self._orphaned, "finished": self._finished,
+            "orphaned": self._orphaned, "finished": self._finished, "attempted": self._attempted,
+            "resent": self._resent,
         }  # fmt: skip
         for fact in journal:
             self.now = fact.position
@@ -222,7 +224,20 @@ class Undoing:
         self.open.discard(fact.path)
         entry = self.kept.get(fact.path)
         if entry is not None and not entry.rank:
-            entry.rank, entry.settling = fact.position, True
+            entry.rank, entry.settling = fact.position, fact.path not in self.idle
+
+    def _attempted(self, fact: Fact) -> None:
+        """A call that its service gave up is under way nowhere until it is sent again; a step says itself when it is
+        over.
+        """
+        assert fact.path in self.open, f"a try of what is not open: {fact}"
+        entry = self.kept.get(fact.path)
+        if entry is not None and not entry.local:
+            self.idle.add(fact.path)
+
+    def _resent(self, fact: Fact) -> None:
+        assert fact.path in self.open, f"sent again, and not open: {fact}"
+        self.idle.discard(fact.path)
 
     def _late(self, fact: Fact) -> None:
         entry = self.kept.get(fact.path)

@@ -8,15 +8,15 @@ journal, so that whoever reads that needs no program.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, assert_never
 
 from hypothesis import strategies as st
 
 from contracts.messages import Action
-from orchestrator import Cancelled, Context, Retry, command, local, seconds, workflow
-from orchestrator.core.context import Undo
+from orchestrator import Cancelled, Context, Effect, NotDone, Retry, command, local, seconds, workflow
 from orchestrator.core.errors import FlowError, is_fault
+from orchestrator.core.terms import Undo
 from orchestrator.workflow import Workflow
 from tests.core.places import Place
 
@@ -24,7 +24,17 @@ Undone: TypeAlias = Literal["no", "fixed", "exact", "needs reply", "local"]
 """How an ask is undone: not at all, by a command that needs no reply, by one that the reply makes exact, by one
 that cannot be made without the reply, or by a function."""
 
+Policy: TypeAlias = Literal["exponential", "fixed", "linear", "total", "named", "once", "probed", "watched"]
+"""How a local step is tried: by the shape of its waits, by a total time, for some errors only, at most once, with a
+probe, or with a watch on each try.
+"""
+
 TIMEOUT_SECONDS = 50
+WITHIN_RETRY_SECONDS = 8
+TOTAL = "-total"
+"""How the names of steps end that are tried for a total time."""
+RETRIED = "c"
+"""The code of the errors that a policy for some errors names."""
 SLEEP_SECONDS = 30
 WITHIN_SECONDS = 40
 EVENTS: tuple[str, ...] = ("E", "F")
@@ -41,6 +51,7 @@ class Ask:
     hold: bool = False
     timed: bool = False
     attempts: int = 1
+    policy: Policy = "exponential"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +309,13 @@ def work(at: str, scopes: list[str]) -> Any:
 def unwork(at: str) -> None: ...
 
 
+def look(at: str, scopes: list[str]) -> NotDone:
+    return NotDone()
+
+
 def named(node: Ask) -> str:
-    return f"hold-{node.name}" if node.hold else node.name
+    name = f"{node.name}{TOTAL}" if node.policy == "total" and node.kind == "step" else node.name
+    return f"hold-{name}" if node.hold else name
 
 
 async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
@@ -309,13 +325,34 @@ async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
     if node.kind == "call":
         await ctx.call(
             "svc", "do.it", {"at": at, "in": scopes},
-            undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
+            undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node), retry=resends_of(node),
         )  # fmt: skip
     else:
         await ctx.step(
             work, at, scopes, undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
-            retry=Retry(attempts=node.attempts),
+            **promises_of(node),
         )  # fmt: skip
+
+
+def resends_of(node: Ask) -> Retry | None:
+    if node.policy == "named":
+        return Retry(attempts=node.attempts, only=(RETRIED,))
+    return Retry.fixed(seconds(5), attempts=node.attempts) if node.policy == "fixed" else None
+
+
+def promises_of(node: Ask) -> Any:
+    tries = node.attempts
+    promises: dict[Policy, dict[str, Any]] = {
+        "exponential": {"retry": Retry(attempts=tries)},
+        "fixed": {"retry": Retry.fixed(seconds(5), attempts=tries)},
+        "linear": {"retry": Retry.linear(seconds(3), attempts=tries)},
+        "total": {"retry": Retry.fixed(seconds(5), attempts=None, within=seconds(WITHIN_RETRY_SECONDS))},
+        "named": {"retry": Retry(attempts=tries, only=(RETRIED,))},
+        "once": {"effect": Effect.AT_MOST_ONCE},
+        "probed": {"retry": Retry(attempts=tries + 1), "probe": look},
+        "watched": {"retry": Retry(attempts=tries), "heartbeat": seconds(9), "attempt_timeout": seconds(20)},
+    }
+    return promises[node.policy]
 
 
 def undo_of(how: Undone, at: str) -> Undo[Any] | None:
@@ -341,6 +378,9 @@ def undo_of(how: Undone, at: str) -> Undo[Any] | None:
 def asks() -> st.SearchStrategy[Ask]:
     undos: list[Undone] = ["fixed", "exact", "local", "needs reply", "no"]
     kinds: list[Literal["call", "step"]] = ["call", "step"]
+    policies: list[Policy] = [
+        "exponential", "fixed", "linear", "total", "named", "once", "probed", "watched",
+    ]  # fmt: skip
     return st.builds(
         Ask,
         kind=st.sampled_from(kinds),
@@ -349,6 +389,7 @@ def asks() -> st.SearchStrategy[Ask]:
         hold=st.booleans(),
         timed=st.booleans(),
         attempts=st.integers(1, 3),
+        policy=st.sampled_from(policies),
     )
 
 
@@ -376,6 +417,14 @@ def trees() -> st.SearchStrategy[Node]:
 
 def whole(parts: Sequence[Node], *, fails: bool) -> Node:
     return Block("seq", (*parts, Fail()) if fails else tuple(parts))
+
+
+def tried_trees() -> st.SearchStrategy[Node]:
+    """Flows of local steps alone, side by side and one after the other."""
+    steps = asks().map(lambda node: replace(node, kind="step"))
+    kinds: list[Kind] = ["seq", "try", "settle"]
+    part: st.SearchStrategy[Node] = st.recursive(steps, lambda kids: blocks(kids, kinds), max_leaves=6)
+    return st.builds(whole, st.lists(part, min_size=2, max_size=4), fails=st.booleans())
 
 
 def patient_trees() -> st.SearchStrategy[Node]:

@@ -23,8 +23,8 @@ from orchestrator import (
     minutes,
     workflow,
 )
-from orchestrator.core.context import Op
 from orchestrator.core.errors import ProgramFault
+from orchestrator.core.terms import Op
 from orchestrator.testing import FlowTester
 from tests.core.answers import (
     UNDO,

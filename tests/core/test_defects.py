@@ -616,7 +616,7 @@ def a_decision_made_at_each_load(patch: pytest.MonkeyPatch) -> None:
 
 
 def cancelled_call_not_undone(patch: pytest.MonkeyPatch) -> None:
-    def withdrawn(self: Undoing, ask: Ask, _: Fact) -> None:
+    def withdrawn(self: Undoing, ask: Ask, _: Fact, *, settling: bool) -> None:
         if ask.entry is not None:
             ask.entry.scope.entries.pop(ask.path)
 
@@ -626,10 +626,8 @@ def cancelled_call_not_undone(patch: pytest.MonkeyPatch) -> None:
 def withdrawn_step_undone_before_it_has_settled(patch: pytest.MonkeyPatch) -> None:
     sound = Undoing.withdrawn
 
-    def withdrawn(self: Undoing, ask: Ask, fact: Fact) -> None:
-        sound(self, ask, fact)
-        if ask.entry is not None:
-            ask.entry.settling = False
+    def withdrawn(self: Undoing, ask: Ask, fact: Fact, *, settling: bool) -> None:
+        sound(self, ask, fact, settling=False)
 
     patch.setattr(Undoing, "withdrawn", withdrawn)
 

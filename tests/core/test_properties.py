@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, Final
 from zlib import crc32
 
@@ -11,14 +12,16 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from orchestrator import seconds
 from orchestrator.core.errors import error_in
 from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact
 from orchestrator.core.machine import Machine
+from orchestrator.core.path import name_at
 from orchestrator.core.status import TERMINAL
 from orchestrator.core.waiting import open_in
 from orchestrator.testing import NOON
 from tests.core.oracle import Branches, Events, Undoing, asker_of
-from tests.core.programs import Node, Program, patient_trees, trees
+from tests.core.programs import TOTAL, WITHIN_RETRY_SECONDS, Node, Program, patient_trees, trees, tried_trees
 from tests.core.world import OUTCOMES, World, state
 from tests.evidence import Evidence
 
@@ -39,6 +42,11 @@ def in_every_world(holds: Property) -> Callable[..., None]:
 def in_every_order(holds: Property) -> Callable[..., None]:
     PROPERTIES[holds] = patient_trees()
     return searched(holds, patient_trees(), examples=EXAMPLES)
+
+
+def in_every_trial(holds: Property) -> Callable[..., None]:
+    PROPERTIES[holds] = tried_trees()
+    return searched(holds, tried_trees(), examples=EXAMPLES)
 
 
 def searched(holds: Property, programs: st.SearchStrategy[Node], *, examples: int) -> Callable[..., None]:
@@ -204,6 +212,33 @@ def test_a_finished_execution_has_nothing_open(tree: Node, choices: bytes) -> No
         [],
         False,
     )
+
+
+@in_every_trial
+def test_what_is_tried_at_most_once_is_never_tried_again(tree: Node, choices: bytes) -> None:
+    world = World(tree, choices).run()
+    journal = world.journal
+    once = {fact.path for fact in journal if fact.data.get("effect") == "at_most_once"}
+
+    assert [fact for fact in journal if fact.kind == "attempted" and fact.path in once] == []
+    for place, fact in enumerate(journal):
+        if fact.kind == "orphaned":
+            machine = world.new_machine()
+            machine.replay(journal[: place + 1], complete=False, now=fact.at)
+            again = {ask.path for ask in machine.runnable()}
+            machine.evict()
+            assert once & again <= {later.path for later in machine.new if later.kind == "asked"}
+
+
+@in_every_trial
+def test_no_try_begins_when_its_total_time_is_over(tree: Node, choices: bytes) -> None:
+    journal = World(tree, choices).run().journal
+    asked_at = {fact.path: fact.at for fact in journal if fact.kind == "asked"}
+
+    for fact in journal:
+        if fact.kind == "attempted" and name_at(fact.path).endswith(TOTAL):
+            begins = datetime.fromisoformat(fact.data["next_at"])
+            assert begins <= asked_at[fact.path] + seconds(WITHIN_RETRY_SECONDS)
 
 
 @in_every_order

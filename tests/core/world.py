@@ -19,7 +19,7 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
-from tests.core.programs import EVENTS, KEYS, Node, Program
+from tests.core.programs import EVENTS, KEYS, RETRIED, Node, Program
 
 Json = Any
 
@@ -101,13 +101,20 @@ class World:
             self._pass_time()
         elif runs and self.pick(3) == 2:
             path = self.of(runs)
-            self.do(lambda: machine.attempt_failed(path, {"code": "raised"}, self.at))
+            self._try_fails(path)
         elif calls or runs or settling:
             self._tell(self.of([*calls, *runs, *settling]), calm=settling == [] or bool(calls or runs))
         elif self._waits() and (self.machine.next_due() is None or self.pick(2) == 0):
             self._send(self._waits())
         else:
             self._pass_time()
+
+    def _try_fails(self, path: str) -> None:
+        """A try of a local step raises; or it is ended, nobody knows what it did, and it has left something."""
+        error = {"code": self.of(["raised", RETRIED])}
+        unknown = self.pick(3) == 2
+        left = {"r": self.pick(3)} if unknown else None
+        self.do(lambda: self.machine.attempt_failed(path, error, self.at, unknown=unknown, left=left))
 
     def _waits(self) -> list[tuple[str, str]]:
         return [(ask.args["type"], ask.args["key"]) for _, ask in self.machine.open.values() if ask.is_event]
@@ -233,7 +240,8 @@ def state(machine: Machine, now: datetime) -> dict[str, object]:
     """All of a machine that decides what comes next. A time to try again that has come leaves no fact."""
     asks = {
         path: (ask.kind, ask.name, ask.args, ask.attempt, ask.due, ask.position,
-               ask.retry_at if ask.retry_at is not None and ask.retry_at > now else None)
+               ask.retry_at if ask.retry_at is not None and ask.retry_at > now else None,
+               ask.watch and ask.watch.left)
         for path, (_, ask) in machine.open.items()
     }  # fmt: skip
     branches = list(machine.branches.alive)

@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from orchestrator import Context, OutcomeUnknown, Retry, StepRefused, hours, local, seconds, workflow
-from orchestrator.engine.attempt import attempt
+from orchestrator.engine.pulse import attempt
 from tests.crash.contracts import Announced, Carrier, Charge, Collected, Lost, Reserve, Ship, Shipped, Tell
 from tests.crash.witness import act
 

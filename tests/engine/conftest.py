@@ -42,6 +42,7 @@ def working(dsn: str, hints: Hints) -> Working:
         lease: timedelta = timedelta(seconds=10),
         flows: Flows = FLOWS,
         orphans: bool = False,
+        limits: WorkerLimits = LIMITS,
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
         async with database.pool(dsn, size=8, name="worker") as connections:
@@ -52,7 +53,7 @@ def working(dsn: str, hints: Hints) -> Working:
                 hints=hints,
                 lease=lease,
                 observer=moments,
-                limits=LIMITS,
+                limits=limits,
                 forgetful=forgetful,
             )
             task = asyncio.create_task(worker.run(stop))

@@ -122,6 +122,15 @@ async def pays(ctx: Context, order: str) -> str:
     return paid.charge
 
 
+@workflow(name="persists", version="1")
+async def persists(ctx: Context, order: str) -> str:
+    charge = Charge(order=order)
+    retry = Retry.fixed(seconds(0.01), attempts=3, only=("busy",))
+    paid = await ctx.call(charge, undo=charge.refund, retry=retry)
+    await ctx.call(Ship(order=order))
+    return paid.charge
+
+
 @workflow(name="hurries", version="1")
 async def hurries(ctx: Context, order: str) -> str:
     charge = Charge(order=order)
@@ -283,6 +292,6 @@ def pack(order: str) -> int:
 FLOWS = Flows(
     [
         three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks, hears, either, hastens,
-        asks_patiently, beside, joins, races, nests, tidies, tells,
+        asks_patiently, beside, joins, races, nests, tidies, tells, persists,
     ]
 )  # fmt: skip

@@ -21,20 +21,19 @@ from pydantic import BaseModel
 
 from contracts import Refused, strict_json
 from orchestrator.core.ask import Ask
-from orchestrator.core.context import local, result_adapter
 from orchestrator.core.errors import UsageError
+from orchestrator.core.terms import local, result_adapter
 from orchestrator.engine.attempt import (
-    Attempt,
     Done,
     Failure,
     Refusal,
     Result,
     Stopped,
-    attempt,
     found,
     read_back,
     run,
 )
+from orchestrator.engine.pulse import Attempt, attempt
 from orchestrator.store.database import Connection
 from orchestrator.testing import NOON
 
@@ -415,3 +414,23 @@ def returns_opaque() -> Opaque:
 def test_a_result_that_no_journal_can_keep_is_a_bug_that_names_the_step() -> None:
     with pytest.raises(TypeError, match="step returns_opaque: no journal can keep its result"):
         result_adapter(returns_opaque)
+
+
+async def test_the_code_of_an_error_is_its_own_where_that_is_a_word(threads: ThreadPoolExecutor) -> None:
+    class Busy(Exception):
+        code = "busy"
+
+    class Numbered(Exception):
+        code = 404
+
+    class Broken(Exception):
+        @property
+        def code(self) -> str:
+            raise ValueError
+
+    async def raises(error: Exception) -> None:
+        raise error
+
+    results = [await tried(raises, error(), threads=threads) for error in (Busy, Numbered, Broken)]
+
+    assert [isinstance(it, Failure) and it.error["code"] for it in results] == ["busy", "raised", "raised"]

@@ -18,7 +18,7 @@ from contracts.errors import UnsafeDatabase
 from contracts.outcome import Outcome
 from orchestrator import Context, UsageError, workflow
 from orchestrator.client import Client
-from orchestrator.core import context
+from orchestrator.core import terms
 from orchestrator.core.fact import Fact
 from orchestrator.engine import committer, turn
 from orchestrator.engine.committer import Committer
@@ -144,7 +144,7 @@ async def unstorable(ctx: Context, n: int) -> None:
 async def test_a_turn_that_the_database_refuses_stands_alone_and_is_held(
     working: Working, client: Client, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "NAME_BYTES_MAX", 1000)  # else the call itself would be refused
+    monkeypatch.setattr(terms, "NAME_BYTES_MAX", 1000)  # else the call itself would be refused
     flows = Flows([unstorable, *FLOWS])
     bad = await client.start(unstorable, 1)
     good = await client.start_many(FLOWS.get("three"), [(n, None) for n in range(7)])

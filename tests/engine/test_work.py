@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Context, Retry, local, seconds, workflow
+from orchestrator import Context, Effect, Retry, local, seconds, workflow
 from orchestrator.core.ask import Ask
 from orchestrator.core.machine import Machine
-from orchestrator.engine.attempt import Done, Failure, Refusal, Result, Stopped
+from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Stopped
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.work import Work
 from orchestrator.store.executions import Claim
@@ -152,9 +152,8 @@ async def test_a_result_that_was_not_committed_is_told_again_and_does_not_run_ag
         (Done("\x00"), "failed", "not-encodable"),
         (Done("x" * 300_000), "failed", "too-large"),
         (Refusal({"code": "sold-out", "detail": ""}), "refused", "sold-out"),
-        (Stopped(), "unknown", "stopped"),
     ],
-    ids=["done", "not encodable", "too large", "refused", "stopped"],
+    ids=["done", "not encodable", "too large", "refused"],
 )
 async def test_each_result_is_its_fact(clock: Clock, result: Result, outcome: str, code: str | None) -> None:
     tries, machine = Tries(), started(works, path="careful")
@@ -184,6 +183,72 @@ async def test_a_try_that_failed_is_told_and_the_next_begins_when_its_time_has_c
 
     assert tries.begun == [("plain", "plain"), ("plain", "plain")]
     tries.work.abandon()
+
+
+@pytest.mark.parametrize(("effect", "fact"), [(Effect.KEYED, "attempted"), (Effect.AT_MOST_ONCE, "ended")])
+async def test_a_try_that_was_cancelled_half_way_is_made_again_unless_that_must_not_be(
+    clock: Clock, effect: Effect, fact: str
+) -> None:
+    @workflow(name="cancelled", version="1")
+    async def cancelled(ctx: Context, n: int) -> None:
+        await ctx.step(work, effect=effect, unknown="raise")
+
+    tries, machine = Tries(), started(cancelled)
+    tries.work.begin(machine, position=machine.position)
+    await tries.end("work", Stopped())
+
+    tries.work.tell(machine, clock)
+
+    said = next(one for one in machine.new if one.path == "work" and one.kind != "asked")
+    assert (said.kind, said.data.get("outcome"), said.data["error"]["code"]) == (
+        fact,
+        "unknown" if fact == "ended" else None,
+        "stopped",
+    )
+    machine.evict()
+
+
+async def test_a_try_that_was_ended_is_made_again_with_what_it_left(clock: Clock) -> None:
+    tries, machine = Tries(), started(works)
+    tries.work.begin(machine, position=2)
+    await tries.end("plain", Lost({"code": "heartbeat-lost"}, {"page": 3}))
+
+    tries.work.tell(machine, clock)
+
+    [attempted] = [fact for fact in machine.new if fact.kind == "attempted"]
+    assert (attempted.data["error"]["code"], attempted.data["left"]) == ("heartbeat-lost", {"page": 3})
+    machine.evict()
+
+
+async def test_a_try_that_could_not_be_stopped_is_not_made_again_and_its_step_is_undone_when_it_is_over(
+    clock: Clock,
+) -> None:
+    tries, machine = Tries(), started(works, path="careful")
+    tries.work.begin(machine, position=machine.position)
+    still_runs: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    async def rest() -> Result:
+        return await still_runs
+
+    end = asyncio.create_task(rest())
+    await tries.end("careful", Lost({"code": "attempt-timeout"}, None, end))
+    tries.work.tell(machine, clock)
+    tries.work.begin(machine, position=machine.position)
+    tries.work.stop_closed(machine)
+    assert (len(tries.begun), list(machine.open), machine.settling(), bool(tries.work)) == (
+        1,
+        [],
+        ["careful"],
+        True,
+    )
+    still_runs.set_result(Done("late"))
+    await asyncio.wait([end])
+    await asyncio.sleep(0)
+    tries.work.tell(machine, clock)
+
+    [undo] = [fact for fact in machine.new if fact.path == "careful/undo"]
+    assert (undo.data["known"], bool(tries.work)) == (True, False)
+    machine.evict()
 
 
 def undoing(machine: Machine) -> None:

@@ -30,11 +30,15 @@ def fresh() -> Iterator[None]:
     yield
 
 
-async def reply(conn: Connection, path: str, outcome: Outcome, *, execution: UUID, times: int = 1) -> None:
-    """Post the reply to the message at `path`, as a receiver would, once it is in the outbox."""
+async def reply(
+    conn: Connection, path: str, outcome: Outcome, *, execution: UUID, times: int = 1, number: int = 1
+) -> None:
+    """Post the reply to the message at `path`, as a receiver would, once it is in the outbox; to the `number`-th
+    message there, when it is sent again.
+    """
 
     async def sent() -> bool:
-        return await message_at(conn, execution, path) is not None
+        return await message_at(conn, execution, path, number=number) is not None
 
     await until(sent, what=f"a message at {path}")
     data = strict_json.encode(outcome.as_json(), what="reply")
@@ -43,17 +47,25 @@ async def reply(conn: Connection, path: str, outcome: Outcome, *, execution: UUI
             conn,
             [
                 MailItem(
-                    kind="reply", sender="payments", source="/payments", event_id=f"{execution}{path}",
+                    kind="reply", sender="payments", source="/payments", event_id=f"{execution}{path}{number}",
                     digest=hashlib.sha256(data.encode()).digest(), data=data,
-                    causation=await message_at(conn, execution, path),
+                    causation=await message_at(conn, execution, path, number=number),
                 )
             ],
         )  # fmt: skip
 
 
-async def message_at(conn: Connection, execution: UUID, path: str) -> UUID | None:
+async def message_at(conn: Connection, execution: UUID, path: str, *, number: int = 1) -> UUID | None:
     cursor = await conn.execute(
-        "select message_id from waypost.outbox where execution_id = %s and path = %s", (execution, path)
+        """
+        select message_id
+          from waypost.outbox
+         where execution_id = %s
+           and path = %s
+         order by number
+        offset %s
+        """,
+        (execution, path, number - 1),
     )
     row = await cursor.fetchone()
     return None if row is None else row[0]
@@ -167,6 +179,35 @@ async def test_a_refused_command_is_compensated_by_one_that_names_it(
         {"order": "A", "charge": "ch"},
     )
     assert (lane, undo["idempotencykey"]) == (f"{one}/0/charge", f"{one}/0/charge/undo")
+
+
+@REMEMBERING
+async def test_a_command_that_its_service_gave_up_is_sent_again_as_another_message_for_the_same_action(
+    working: Working, client: Client, conn: Connection, forgetful: bool
+) -> None:
+    async with working(forgetful=forgetful):
+        started = await client.start(FLOWS.get("persists"), "A")
+        one = started.execution_id
+        await reply(conn, "charge", Outcome("failed", code="busy"), execution=one)
+        await reply(conn, "charge", Outcome("done", {"charge": "ch"}), execution=one, number=2)
+        await reply(conn, "create", Outcome("refused", code="no-carrier"), execution=one)
+        await reply(conn, "charge/undo", Outcome("done"), execution=one)
+        view = await client.wait(one, seconds=30)
+        cursor = await conn.execute(
+            "select lane, expires_at, convert_from(body, 'UTF8')::jsonb from waypost.outbox order by number"
+        )
+        [first, second, _, undo] = await cursor.fetchall()
+
+    assert (view.row.status, kinds(view)[1:5]) == (
+        "compensated",
+        ["asked charge", "attempted charge", "resent charge", "ended charge"],
+    )
+    same = ("idempotencykey", "expirytime", "type", "data", "replyto")
+    assert first[:2] == second[:2]
+    assert [first[2][name] for name in same] == [second[2][name] for name in same]
+    assert first[2]["id"] != second[2]["id"]
+    assert first[2]["traceparent"] != second[2]["traceparent"]
+    assert undo[2]["undoes"] == second[2]["id"]
 
 
 @REMEMBERING

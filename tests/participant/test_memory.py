@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -119,6 +120,29 @@ def test_an_undo_of_something_that_may_have_acted_runs(memory: SqliteMemory, end
     memory.settle(CHARGE, end=end, reply=b"r")
 
     assert memory.begin(REFUND) == Begin(again=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict"),
+    [("failed", Begin(again=False)), ("refused", NothingToUndo())],
+    ids=["gave-up", "refused"],
+)
+def test_an_undo_of_a_message_that_never_came_concerns_what_an_earlier_one_of_its_action_did(
+    memory: SqliteMemory, end: End, verdict: object
+) -> None:
+    again, undo = replace(CHARGE, message="m2"), replace(REFUND, undoes="m2")
+    memory.begin(CHARGE)
+    memory.settle(CHARGE, end=end, reply=b"r")
+
+    assert memory.begin(undo) == verdict
+    assert memory.begin(again) == Undone()
+
+
+def test_another_message_of_an_action_that_was_given_up_runs_and_is_told_so(memory: SqliteMemory) -> None:
+    memory.begin(CHARGE)
+    memory.settle(CHARGE, end="failed", reply=b"r")
+
+    assert memory.begin(replace(CHARGE, message="m2")) == Begin(again=True)
 
 
 def test_an_undo_waits_for_the_run_that_it_undoes(memory: SqliteMemory) -> None:

@@ -8,11 +8,14 @@ from typing import Any, Final
 import pytest
 
 from contracts import trace
+from contracts.envelope import decode_structured
 from contracts.identifiers import execution_key
 from contracts.spans import Span
 from contracts.trace import Trace
+from orchestrator.core.ask import Ask
 from orchestrator.core.fact import Fact
-from orchestrator.engine.message import Identity, Wire, message_of
+from orchestrator.core.journal import SentAgain
+from orchestrator.engine.message import Identity, Wire, asked_again, message_of
 from orchestrator.store.spans import Arrival, Delivery
 from orchestrator.telemetry.journal import Subject, closed_within, event_anchor, spans_of
 from orchestrator.telemetry.messages import accepted, sent
@@ -93,6 +96,52 @@ def test_a_call_is_a_command_at_once_and_a_wait_when_it_has_ended() -> None:
     assert seconds(ended["wait stock.reserve"]) == (1, 3)
     assert ended["wait stock.reserve"].parent == ended["create inventory"].at.span_id
     assert ended["create inventory"].parent == ended["start order"].at.span_id
+
+
+def test_a_command_that_is_sent_again_is_another_command_and_another_wait() -> None:
+    gave_up = {"attempt": 1, "error": {"code": "busy"}, "next_at": at(5).isoformat()}
+    said = [(1.0, "asked", "reserve", CALL), (3.0, "attempted", "reserve", gave_up)]
+    again = [
+        *said,
+        (6.0, "resent", "reserve", {"attempt": 2}),
+        (8.0, "ended", "reserve", {"outcome": "done"}),
+    ]
+
+    between = [one.span for one in spans_of(ORDER, journal(*said))]
+    told = [one.span for one in spans_of(ORDER, journal(*again))]
+
+    assert len({span.at.span_id for span in told}) == len(told)
+    assert [(span.name, seconds(span), span.error) for span in between[1:]] == [
+        ("create inventory", (1, 1), None),
+        ("wait stock.reserve", (1, 3), "busy"),
+    ]
+    assert told[:3] == between
+    assert [(span.name, seconds(span), span.error) for span in told[3:]] == [
+        ("create inventory", (6, 6), None),
+        ("wait stock.reserve", (6, 8), None),
+    ]
+    assert told[4].parent == told[3].at.span_id
+    assert told[1].attributes["messaging.message.id"] != told[3].attributes["messaging.message.id"]
+
+
+def test_the_span_of_a_command_that_is_sent_again_is_the_one_that_its_signed_body_names() -> None:
+    gave_up = {"attempt": 1, "error": {"code": "busy"}, "next_at": at(5).isoformat()}
+    facts = journal(
+        (1, "asked", "reserve", CALL), (3, "attempted", "reserve", gave_up), (6, "resent", "reserve", {})
+    )
+    ask = Ask(
+        "call", "reserve", {"do": "call", "endpoint": "inventory", "name": "stock.reserve", "data": None}
+    )
+    ask.path = "reserve"
+    message = message_of(
+        asked_again(SentAgain(ask, 2, 4, at(6))),
+        Identity(1, EXECUTION, 0, None, ROOT),
+        Wire("/waypost", "http://w"),
+    )
+
+    created = [one.span for one in spans_of(ORDER, facts) if one.span.name == "create inventory"][-1]
+    assert str(created.at) == decode_structured(message.body).extensions["traceparent"]
+    assert created.attributes["messaging.message.id"] == str(message.message_id)
 
 
 @pytest.mark.parametrize(

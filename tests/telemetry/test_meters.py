@@ -111,6 +111,30 @@ def test_a_call_is_counted_by_its_end_whoever_says_it(meters: Meters) -> None:
     assert found(meters, instruments.NODE_TIMEOUT) == {("order", "1", "ship", "reply"): 1}
 
 
+def test_what_a_try_ran_out_of_is_told(meters: Meters) -> None:
+    committed(
+        meters,
+        fact("attempted", "pack", attempt=1, error={"code": "heartbeat-lost"}),
+        fact("attempted", "pack", attempt=2, error={"code": "attempt-timeout"}),
+        fact("ended", "pack", outcome="unknown", error={"code": "attempt-timeout"}),
+        fact("finished", kind="failed", error={"code": "attempt-timeout"}),
+    )
+
+    assert found(meters, instruments.NODE_TIMEOUT) == {
+        ("order", "1", "pack", "heartbeat"): 1,
+        ("order", "1", "pack", "attempt"): 2,
+    }
+
+
+def test_a_command_that_its_service_gave_up_is_an_attempt_that_is_followed_by_another(meters: Meters) -> None:
+    committed(
+        meters, fact("attempted", "charge", attempt=1, error={"code": "busy"}, actor="participant:bank")
+    )
+
+    assert found(meters, instruments.NODE_ATTEMPT) == {("order", "1", "charge", "failed"): 1}
+    assert found(meters, instruments.NODE_RETRY) == {("order", "1", "charge", "infrastructure"): 1}
+
+
 def test_a_sleep_is_no_attempt_and_a_local_step_may_run_out_of_time(meters: Meters) -> None:
     committed(
         meters,

@@ -68,6 +68,13 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("awaiting-event", case(asked_event(key="", due=300))),
     ("step-retry", case(asked_step(), attempted(2, 45))),
     ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
+    ("step-retry", case(CALL, attempted(1, 45, "charge"), messages=[replace(TRIED, state="delivered", replied=True)])),
+    ("awaiting-reply", case(
+        CALL, attempted(1, -9, "charge"), ("resent", "charge", {"attempt": 2}),
+        messages=[
+            replace(TRIED, state="delivered", replied=True), replace(MESSAGE, state="delivered", attempts=1),
+        ],
+    )),
     ("to-be-sent", case(CALL, messages=[MESSAGE])),
     ("to-be-sent", case(CALL, messages=[replace(TRIED, due_at=at(-1))])),
     ("delivery-retry", case(CALL, messages=[replace(TRIED, due_at=at(7))])),
