@@ -1,6 +1,7 @@
 """Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
 
 from contracts.messages import Command, Effect, Event, Refused, command
+from orchestrator.core.approval import Decision
 from orchestrator.core.context import Context, Elapsed, Local, local
 from orchestrator.core.errors import (
     AllFailed,
@@ -23,6 +24,7 @@ __all__ = [
     "Cancelled",
     "Command",
     "Context",
+    "Decision",
     "Effect",
     "Elapsed",
     "Event",

@@ -14,9 +14,10 @@ from contracts.errors import InputInvalid as InputRefused
 from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Event
-from orchestrator.core.context import Context, Op, Saga, is_name
+from orchestrator.core.context import Context, Op, Saga
 from orchestrator.core.errors import InputInvalid, UsageError
 from orchestrator.core.machine import Machine
+from orchestrator.core.names import is_name
 
 Json = Any
 I = TypeVar("I")  # noqa: E741  # what a flow is given

@@ -16,6 +16,9 @@ Json = Any
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
+ANSWERED: Final = MAY_HAVE_ACTED | {"decision"}
+"""Kinds of asks that an answer for their path ends."""
+
 UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
 """What a person may decide about an undo: ask again, it counts as undone, or what was done stands."""
 
@@ -80,6 +83,11 @@ class Ask:
     def is_event(self) -> bool:
         """Whether it waits for an event: then it has a row among the waits while it is open."""
         return self.kind == "event"
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether it waits for a person, whose decision is mail for its path."""
+        return self.kind == "decision"
 
     @property
     def needs_commit(self) -> bool:

@@ -16,11 +16,13 @@ from pydantic.errors import PydanticUserError
 from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Action, Command, Effect, Event, command, plain
+from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
 from orchestrator.core.errors import Cancelled, FlowError, ReplyInvalid, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
+from orchestrator.core.names import is_name, named
 from orchestrator.core.path import Frame
 from orchestrator.core.retry import STEP_RETRY, Retry
 
@@ -281,6 +283,30 @@ class Context:
         value = await suspend(ask)
         return value if isinstance(kind, str) else fitting(adapter_of(kind), value, ask)
 
+    # ---- people --------------------------------------------------------------------------------------------
+
+    async def approval(
+        self,
+        subject: str,
+        /,
+        *,
+        who: str | Sequence[str],
+        choices: Sequence[str] = ("approve", "reject"),
+        remind: timedelta | None = None,
+        expires: timedelta | None = None,
+        show: Json = None,
+    ) -> Decision:
+        """Ask `who` about `subject`, and wait until one of `choices` is decided: `waypost decide`.
+
+        `show` is what a person should see for it. After each pause of `remind` a reminder is written down.
+        `subject` is the scope of all that in the paths.
+
+        Raises TimedOut when nobody has decided after `expires`, and UsageError for what nobody could decide.
+        """
+        self._machine.branches.here()
+        asked = approval_of(subject, who, choices, remind=remind, expires=expires)
+        return await asked.ask(self, self._machine, show)
+
     # ---- together ------------------------------------------------------------------------------------------
 
     @overload
@@ -432,11 +458,6 @@ def check_ops(mode: Mode, ops: Sequence[object], *, least: int) -> None:
         raise UsageError(f"ctx.{mode}() of nothing would wait for ever: expected at least one")
 
 
-def is_name(text: str, bytes_max: int = NAME_BYTES_MAX) -> bool:
-    """Whether `text` can name something on the wire and in a table: printable, not empty, not too long."""
-    return 0 < len(text.encode("utf-8", "replace")) <= bytes_max and text.isprintable()
-
-
 def sendable(action: dict[str, Json]) -> dict[str, Json]:
     """`action`, when its endpoint and type can stand in a message. Raises UsageError."""
     if action["do"] != "call":
@@ -483,13 +504,6 @@ def holds(unknown: str | None) -> bool:
     if unknown not in (None, "raise", "hold"):
         raise UsageError(f"unknown={unknown!r}: expected 'raise' or 'hold'")
     return unknown == "hold"
-
-
-def named(name: str) -> str:
-    """`name`, as a path and a journal can hold it. Raises UsageError when it is too long or not printable."""
-    if not is_name(name):
-        raise UsageError(f"name {shown(name)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text")
-    return name
 
 
 def reply_or_none(adapter: TypeAdapter[R] | None, value: Json) -> R | None:

@@ -16,7 +16,7 @@ from typing import Any
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
 from orchestrator.core.agenda import Agenda
-from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
+from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
@@ -182,7 +182,7 @@ class Machine:
             found = self.agenda.open.get(path)
             if (
                 found is None
-                or found[1].kind not in MAY_HAVE_ACTED
+                or found[1].kind not in ANSWERED
                 or (path in self.agenda.needs and data.get("outcome") == "unknown")
             ):
                 kind = "late"
@@ -210,7 +210,8 @@ class Machine:
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(ask, now)
         else:
-            self._tell("ended", ask.path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
+            late = ask.is_event or ask.is_decision
+            self._tell("ended", ask.path, {"outcome": "timed_out" if late else "done"}, now)
         return True
 
     def _time_out(self, ask: Ask, now: datetime) -> None:
@@ -438,10 +439,14 @@ class Machine:
     # ---- what the context needs at once --------------------------------------------------------------------
 
     def note(self, kind: str, name: str, args: Json = None) -> Fact:
-        """Write down what takes effect with the turn. Raises UsageError for what cannot be stored."""
+        """Write down what takes effect with the turn. Raises UsageError for what cannot be stored, and then, in a
+        replay too, nothing is said.
+        """
         path = self.branches.place(name)
+        data = {"kind": kind, "name": name, "args": args}
         try:
-            return self.journal.produce("noted", path, {"kind": kind, "name": name, "args": args})
+            text = self.journal.encoded(data, what=f"{kind} {path}")
+            return self.journal.produce("noted", path, data, text)
         except Halt as halt:
             self.branches.stop(halt)
             raise

@@ -22,10 +22,12 @@ from tests.why.case import (
     TRIED,
     asked_call,
     asked_event,
+    asked_person,
     asked_step,
     at,
     attempted,
     case,
+    reminds,
 )
 
 CALL: Final = asked_call()
@@ -59,6 +61,8 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
     ("awaiting-event", case(asked_event())),
     ("awaiting-event", case(asked_event(key="", due=300))),
+    ("awaiting-decision", case(asked_person(due=90_000), reminds(600), wake=600)),
+    ("awaiting-decision", case(asked_person(), wake=None)),
     ("step-retry", case(asked_step(), attempted(2, 45))),
     ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
     ("to-be-sent", case(CALL, messages=[MESSAGE])),
