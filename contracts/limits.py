@@ -26,6 +26,11 @@ UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the executi
 CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=
 SPAN_MAX: Final = timedelta(days=3653)  # of a sleep or a timeout: ten years
 
+# Approvals
+DECIDERS_MAX: Final = 100  # names that one approval asks
+CHOICES_MAX: Final = 20  # of one approval
+REMINDERS_MAX: Final = 100  # of one approval; none follows them
+
 # Identities and keys, in bytes of UTF-8; the tables allow no less, and an index entry holds them all
 IDENTITY_BYTES_MAX: Final = 512  # event id, webhook id, event type, idempotency key
 SOURCE_BYTES_MAX: Final = 1024  # a CloudEvents source

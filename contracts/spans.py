@@ -17,8 +17,8 @@ Kind: TypeAlias = Literal["internal", "producer", "client", "server", "consumer"
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 NAMES: Final = (
-    *("start", "turn", "create", "send", "process", "POST", "wait", "attempt", "compensate", "timer", "hold"),
-    *("operator", "late", "segment", "end"),
+    *("start", "turn", "create", "send", "process", "POST", "wait", "attempt", "compensate", "timer"),
+    *("approval", "hold", "operator", "late", "segment", "end"),
 )
 """What the name of a span begins with; docs/telemetry.md explains each."""
 

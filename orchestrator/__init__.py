@@ -1,6 +1,7 @@
 """Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
 
 from contracts.messages import Command, Effect, Event, Refused, command
+from orchestrator.core.approval import Decision
 from orchestrator.core.context import Context, Elapsed
 from orchestrator.core.errors import (
     AllFailed,
@@ -27,6 +28,7 @@ __all__ = [
     "CannotSay",
     "Command",
     "Context",
+    "Decision",
     "Done",
     "Effect",
     "Elapsed",

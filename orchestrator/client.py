@@ -16,13 +16,16 @@ from uuid import UUID, uuid4, uuid5
 from contracts import strict_json, trace
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
 from contracts.identifiers import uuid7
-from contracts.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from contracts.limits import KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orchestrator import approvals
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
 from orchestrator.standing import Standing, stands
+from orchestrator.store import approvals as asked_for
 from orchestrator.store import reading, starts
+from orchestrator.store.approvals import ApprovalRow
 from orchestrator.store.database import Connection
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.starts import NewExecution
@@ -35,7 +38,7 @@ Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
 """Why a person has to decide about an undo, and not about a step."""
 
 WORDS_MAX: Final = 500
-"""Characters of a name or a reason that an operator gives."""
+"""Characters of a reason that an operator gives."""
 
 
 class NotHeld(Conflict):
@@ -259,6 +262,54 @@ class Client:
         order = {"order": "resolve", "verdict": verdict, "value": value}
         await self._order(view, order, path=path, by=by, reason=reason, once=True)
 
+    async def approvals(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
+        """What waits for a person to decide, the longest first."""
+        return await asked_for.waiting(self._conn, tenant=self._tenant, flow=flow, limit=limit)
+
+    async def decide(
+        self, execution_id: UUID | str, subject: str, choice: str, *, by: str, reason: str = ""
+    ) -> None:
+        """Decide about the approval `subject` (or its path) that an execution waits for. The first decision counts;
+        said again by the same name, it is the same.
+
+        `by` is who decides, and is trusted. Raises UnknownExecution; UnknownSubject; ChoiceInvalid for what is not
+        offered; AlreadyDecided, which says by whom; NotWaiting when it expired, was withdrawn, or the execution is
+        over.
+        """
+        words("name", by, NAME_BYTES_MAX)
+        if reason:
+            words("reason", reason)
+        execution = _uuid(execution_id)
+        row = await reading.execution(self._conn, execution, tenant=self._tenant)
+        if row is None:
+            raise UnknownExecution(execution_id)
+        asked = await asked_for.of(self._conn, execution, tenant=self._tenant)
+        found = approvals.meant(asked, subject, choice, by=by, execution=execution, status=row.status)
+        if found is not None:
+            await self._decide(row, found, choice, by, reason)
+
+    async def _decide(self, row: ExecutionRow, found: ApprovalRow, choice: str, by: str, reason: str) -> None:
+        """The order is named by its approval, so of two decisions the database stores the first."""
+        order = {"order": "decide", "choice": choice, "by": by, "reason": reason}
+        item = MailItem(
+            kind="order",
+            tenant=self._tenant,
+            sender="waypost",
+            source="waypost:operator",
+            event_id=str(uuid5(UUID(row.execution_id), f"decision {row.epoch} {found.path}")),
+            digest=hashlib.sha256(strict_json.encode([choice, by], what="decision").encode()).digest(),
+            data=strict_json.encode(order, what="order"),
+            execution=UUID(row.execution_id),
+            epoch=row.epoch,
+            path=found.path,
+        )
+        [posted] = await inbox.post(self._conn, [item])
+        if posted.outcome == "conflict" and posted.inbox_id is not None:
+            raise approvals.AlreadyDecided(
+                found.subject, *await asked_for.decision(self._conn, posted.inbox_id)
+            )
+        self._hint("execution")
+
     async def _order(
         self,
         view: ExecutionView,
@@ -272,11 +323,8 @@ class Client:
         """Post an order. One that is for `once` is about what holds the execution now: said again, because its answer
         was lost, it is the same order.
         """
-        for what, words in (("name", by), ("reason", reason)):
-            if not words.strip() or len(words) > WORDS_MAX or not words.isprintable():
-                raise OrderInvalid(
-                    f"operator's {what} {words[:80]!r}: expected 1 to {WORDS_MAX} printable characters"
-                )
+        words("name", by, NAME_BYTES_MAX)
+        words("reason", reason)
         said = strict_json.encode(order | {"by": by, "reason": reason}, what="order")
         item = MailItem(
             kind="order",
@@ -292,6 +340,18 @@ class Client:
         )
         await inbox.post(self._conn, [item])
         self._hint("execution")
+
+
+def words(what: str, text: str, bytes_max: int | None = None) -> None:
+    """Raises OrderInvalid for a name or a reason that the journal cannot keep."""
+    fits = len(text) <= WORDS_MAX if bytes_max is None else len(text.encode("utf-8", "replace")) <= bytes_max
+    if not text.strip() or not fits or not text.isprintable():
+        most = (
+            f"{WORDS_MAX} printable characters"
+            if bytes_max is None
+            else f"{bytes_max} bytes of printable text"
+        )
+        raise OrderInvalid(f"operator's {what} {text[:80]!r}: expected 1 to {most}")
 
 
 def held_at(view: ExecutionView) -> int:

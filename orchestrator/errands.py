@@ -23,7 +23,7 @@ from contracts import strict_json
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownFlow, shown
 from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from contracts.messages import Event
-from orchestrator.core.terms import is_name
+from orchestrator.core.names import is_name
 from orchestrator.store import errands as store
 from orchestrator.store.errands import AsyncConnection, Connection, Parameters
 from orchestrator.workflow import Workflow

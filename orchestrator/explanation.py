@@ -40,6 +40,7 @@ class Code(StrEnum):
     ENDPOINT_NO_SECRET = "endpoint-no-secret"  # noqa: S105  # no password
     AWAITING_REPLY = "awaiting-reply"
     AWAITING_EVENT = "awaiting-event"
+    AWAITING_DECISION = "awaiting-decision"
     SETTLING = "settling"
     ORDERED = "ordered"
     PAUSED = "paused"

@@ -127,6 +127,20 @@ class FlowTester(Generic[I, O]):
             said = {"type": type(event).type_, "key": found, "data": plain(event)}
         self.tell("received", "", said | {"source": "/tester", "id": str(len(self.journal))})
 
+    def decides(self, subject: str, choice: str, by: str = "tester", *, reason: str = "") -> None:
+        """A person decides about the approval of `subject` that is open.
+
+        Raises AssertionError that names what waits for a decision instead, or which choices there are.
+        """
+        asked = {ask.args["subject"]: ask for _, ask in self.machine.open.values() if ask.is_decision}
+        assert subject in asked, f"expected an approval of {subject!r}, open are {sorted(asked) or 'none'}"
+        ask = asked[subject]
+        assert choice in ask.args["choices"], (
+            f"{subject}: expected one of {ask.args['choices']}, not {choice!r}"
+        )
+        value = {"choice": choice, "by": by, "reason": reason}
+        self.tell("ended", ask.path, {"outcome": "done", "value": value})
+
     def cancels(self, *, by: str = "tester", reason: str = "", undo: bool = True) -> None:
         """An operator cancels the execution; without `undo`, what was done stands."""
         self.tell("cancel_asked", "", {"by": by, "reason": reason, "undo": undo})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.errors import Conflict, ContractViolation, NotFound, shown
 from contracts.limits import NAME_BYTES_MAX
-from orchestrator.core.context import is_name
+from orchestrator.core.names import is_name
 from orchestrator.registry import TENANT
 from orchestrator.store import versions as store
 from orchestrator.store.database import Connection

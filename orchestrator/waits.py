@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import datetime
 
@@ -30,6 +31,9 @@ def waiting(it: Situation, now: datetime) -> Explanation:
 
 def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     match ask.kind, ask.do:
+        case "timer", _ if ask.due is not None and ask.args.get("reminds"):
+            told = f"It reminds of {ask.args['reminds']} at {when(ask.due, now)}."
+            return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "timer", _ if ask.due is not None:
             told = f"It has been sleeping since {when(ask.asked_at, now)}, until {when(ask.due, now)}."
             return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
@@ -37,6 +41,8 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             until = "" if ask.due is None else f", until {when(ask.due, now)}"
             told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
+        case "decision", _:
+            return undecided(it, ask, now)
         case _, ("step" | "call") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
@@ -54,6 +60,19 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             return called(it, ask, now)
         case _:
             raise unknown(it, f"{ask.kind} {ask.what} open at {ask.path!r}")
+
+
+def undecided(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    """A person is asked. One who has decided meanwhile has sent mail, so that it is due."""
+    subject, choices = str(ask.args.get("subject")), [str(one) for one in ask.args.get("choices", ())]
+    until = "" if ask.due is None else f", until {when(ask.due, now)}"
+    told = (
+        f"It has been waiting since {when(ask.asked_at, now)} for {', '.join(ask.args.get('who', ()))} to decide "
+        f"about {subject} (at {ask.path}): {' or '.join(choices)}{until}."
+    )
+    decide = f"waypost decide {it.row.execution_id} {shlex.quote(subject)}"
+    do = tuple(f"`{decide} {shlex.quote(choice)} --by NAME`" for choice in choices)
+    return Explanation(Code.AWAITING_DECISION, told, since=ask.asked_at, until=ask.due, path=ask.path, do=do)
 
 
 def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:

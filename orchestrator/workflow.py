@@ -17,7 +17,8 @@ from contracts.messages import Event
 from orchestrator.core.context import Context, Saga
 from orchestrator.core.errors import InputInvalid, UsageError
 from orchestrator.core.machine import Machine
-from orchestrator.core.terms import Op, is_name
+from orchestrator.core.names import is_name
+from orchestrator.core.terms import Op
 
 Json = Any
 I = TypeVar("I")  # noqa: E741  # what a flow is given

@@ -16,7 +16,7 @@ import psycopg
 
 from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
 from migrations.runner import MigrationError
-from orchestrator.cli import demo, dev, operations, register, roles, schemas
+from orchestrator.cli import approvals, demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.flows import flow
 from orchestrator.cli.output import Exit, note, plain
@@ -42,6 +42,8 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "resume": operations.resume,
     "cancel": operations.cancel,
     "resolve": operations.resolve,
+    "approvals": approvals.approvals,
+    "decide": approvals.decide,
     "contracts": schemas.contracts,
     "flow": flow,
     "check-replay": check_replay,

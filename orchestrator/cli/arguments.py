@@ -209,6 +209,21 @@ def add_operations(command: Command) -> None:
     cancel.add_argument("--no-undo", action="store_true", help="what was done stands, and is listed")
     add_operator(cancel)
 
+    approvals = command("approvals", "List what flows wait for people to decide, the longest first.")
+    approvals.add_argument("--flow", metavar="FLOW")
+    approvals.add_argument(
+        "--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)"
+    )
+    add_output(approvals, "table")
+
+    decide = command("decide", "Decide about an approval that an execution waits for.")
+    decide.add_argument("id", type=execution, metavar="ID")
+    decide.add_argument("subject", type=key, metavar="SUBJECT", help="as `approvals` prints it; or its path")
+    decide.add_argument("choice", type=key, metavar="CHOICE", help="one of those that are offered")
+    decide.add_argument("--by", required=True, metavar="NAME", help="who decides; the journal keeps it")
+    decide.add_argument("--reason", default="", metavar="TEXT", help="why; the journal keeps it")
+    add_output(decide)
+
     resolve = command("resolve", "Decide about a step or an undo that holds its execution.")
     resolve.add_argument("id", type=execution, metavar="ID")
     resolve.add_argument("path", metavar="PATH", help="as `show` prints it, such as charge/undo")

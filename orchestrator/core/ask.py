@@ -17,6 +17,9 @@ Json = Any
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
+ANSWERED: Final = MAY_HAVE_ACTED | {"decision"}
+"""Kinds of asks that an answer for their path ends."""
+
 UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
 """What a person may decide about an undo: ask again, it counts as undone, or what was done stands."""
 
@@ -108,6 +111,11 @@ class Ask:
     def is_between_sends(self) -> bool:
         """Whether it is a message that was answered, and that will be sent again: nothing of it is under way."""
         return self.retry_at is not None and self.is_message
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether it waits for a person, whose decision is mail for its path."""
+        return self.kind == "decision"
 
     @property
     def needs_commit(self) -> bool:

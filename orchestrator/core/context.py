@@ -19,11 +19,13 @@ from contracts.limits import (
     SPAN_MAX,
 )
 from contracts.messages import Command, Effect, Event, command
+from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
 from orchestrator.core.errors import Cancelled, FlowError, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
+from orchestrator.core.names import is_name, named
 from orchestrator.core.path import Frame
 from orchestrator.core.probe import Finding
 from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
@@ -35,8 +37,6 @@ from orchestrator.core.terms import (
     check_ops,
     fitting,
     holds,
-    is_name,
-    named,
     promise,
     resends,
     result_adapter,
@@ -320,6 +320,30 @@ class Context:
         ask = Ask("event", named(name or type_), {"type": type_, "key": key or ""}, timeout=since(timeout))
         value = await suspend(ask)
         return value if isinstance(kind, str) else fitting(adapter_of(kind), value, ask)
+
+    # ---- people --------------------------------------------------------------------------------------------
+
+    async def approval(
+        self,
+        subject: str,
+        /,
+        *,
+        who: str | Sequence[str],
+        choices: Sequence[str] = ("approve", "reject"),
+        remind: timedelta | None = None,
+        expires: timedelta | None = None,
+        show: Json = None,
+    ) -> Decision:
+        """Ask `who` about `subject`, and wait until one of `choices` is decided: `waypost decide`.
+
+        `show` is what a person should see for it. After each pause of `remind` a reminder is written down.
+        `subject` is the scope of all that in the paths.
+
+        Raises TimedOut when nobody has decided after `expires`, and UsageError for what nobody could decide.
+        """
+        self._machine.branches.here()
+        asked = approval_of(subject, who, choices, remind=remind, expires=expires)
+        return await asked.ask(self, self._machine, show)
 
     # ---- together ------------------------------------------------------------------------------------------
 

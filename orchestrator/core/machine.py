@@ -16,7 +16,7 @@ from typing import Any
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
 from orchestrator.core.agenda import Agenda
-from orchestrator.core.ask import MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
+from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
@@ -190,7 +190,7 @@ class Machine:
             found = self.agenda.open.get(path)
             if (
                 found is None
-                or found[1].kind not in MAY_HAVE_ACTED
+                or found[1].kind not in ANSWERED
                 or (path in self.agenda.needs and data.get("outcome") == "unknown")
             ):
                 kind = "late"
@@ -240,7 +240,8 @@ class Machine:
         elif ask.kind in MAY_HAVE_ACTED:
             self._time_out(ask, now)
         else:
-            self._tell("ended", ask.path, {"outcome": "timed_out" if ask.is_event else "done"}, now)
+            late = ask.is_event or ask.is_decision
+            self._tell("ended", ask.path, {"outcome": "timed_out" if late else "done"}, now)
         return True
 
     def _time_out(self, ask: Ask, now: datetime) -> None:

@@ -18,6 +18,7 @@ from contracts.messages import Action, Effect, plain
 from orchestrator.core.ask import PROBED, Ask, Watch, since
 from orchestrator.core.errors import ReplyInvalid, UsageError
 from orchestrator.core.fork import Mode
+from orchestrator.core.names import is_name
 from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
@@ -69,11 +70,6 @@ def check_ops(mode: Mode, ops: Sequence[object], *, least: int) -> None:
         )
     if len(ops) < least:
         raise UsageError(f"ctx.{mode}() of nothing would wait for ever: expected at least one")
-
-
-def is_name(text: str, bytes_max: int = NAME_BYTES_MAX) -> bool:
-    """Whether `text` can name something on the wire and in a table: printable, not empty, not too long."""
-    return 0 < len(text.encode("utf-8", "replace")) <= bytes_max and text.isprintable()
 
 
 def sendable(action: dict[str, Json]) -> dict[str, Json]:
@@ -210,13 +206,6 @@ def check_probe(ask: Ask, probe: Callable[..., Any], effect: Effect | None) -> N
         raise UsageError(f"{what}: probe= takes the arguments of the step: {error}") from None
     except ValueError:
         pass  # a built-in function that does not say what it takes
-
-
-def named(name: str) -> str:
-    """`name`, as a path and a journal can hold it. Raises UsageError when it is too long or not printable."""
-    if not is_name(name):
-        raise UsageError(f"name {shown(name)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text")
-    return name
 
 
 def reply_or_none(adapter: TypeAdapter[R] | None, value: Json) -> R | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ class OpenAsk:
     """Something that was asked and has not ended. `what` is the command or the function that is asked for.
 
     `tries` have ended without an end of the step, the last one with `error`; the next one comes at `next_at`, and a
-    call is sent again then. `key` is that of an event. One that is `withdrawn` nobody waits for any more.
+    call is sent again then. `key` is that of an event, `args` all that is asked. One that is `withdrawn` nobody waits
+    for any more.
     """
 
     path: str
@@ -33,6 +34,7 @@ class OpenAsk:
     error: dict[str, Json] | None = None
     next_at: datetime | None = None
     key: str = ""
+    args: dict[str, Json] = field(default_factory=dict[str, Json])
     has_undo: bool = False
     withdrawn: bool = False
 
@@ -135,5 +137,6 @@ def ask_of(fact: Fact) -> OpenAsk:
         asked_at=fact.at,
         due=None if due is None else datetime.fromisoformat(due),
         key=str(args.get("key") or ""),
+        args=args,
         has_undo="undo" in fact.data,
     )

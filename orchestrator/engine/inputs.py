@@ -10,6 +10,7 @@ from typing import Any
 
 from contracts import strict_json
 from contracts.errors import MalformedJson, NotEncodable, TooLarge
+from contracts.limits import SHOWN_CHARACTERS_MAX
 from contracts.outcome import Outcome
 from orchestrator.core.errors import MESSAGE_OUTCOMES, STOPPING, Halt, storable
 from orchestrator.core.fact import BYSTANDERS, Fact
@@ -59,8 +60,9 @@ class Inputs:
         always read to the last one, since nothing may be asked after one that was acknowledged.
 
         Mail comes before a timer on a tie, and the reply to an ask always before that ask's own timeout,
-        however late we are: knowledge beats a guess. When things came only decides their order; what the
-        program is told, and what its next timeouts count from, is `now`.
+        however late we are: knowledge beats a guess. A decision of a person is none, and comes in time or not.
+        When things came only decides their order; what the program is told, and what its next timeouts count
+        from, is `now`.
         """
         self._note_orders(machine, now)
         told = 0
@@ -70,7 +72,8 @@ class Inputs:
             if self.unread and not (fires and due is not None and self._fires_first(due)):
                 self._take(machine, now)
             elif fires and due is not None:
-                self.guard = self.guard or machine.open[due[1]][1].is_message
+                ask = machine.open[due[1]][1]
+                self.guard = self.guard or ask.is_message or ask.is_decision
                 machine.fire(now)
             else:
                 return
@@ -115,7 +118,7 @@ class Inputs:
 
     def _fires_first(self, due: tuple[datetime, str]) -> bool:
         at, path = due
-        replied = any(mail.path == path and mail.kind != "event" for mail in self.unread)
+        replied = any(mail.path == path and mail.kind not in ("event", "order") for mail in self.unread)
         return at < self.unread[0].received_at and not replied
 
     def _take(self, machine: Machine, now: datetime) -> None:
@@ -143,6 +146,8 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
     if mail.kind == "order" and data.get("order") == "cancel":
         by, words = order_words(data)  # also one that found its execution stopped: it was counted, not obeyed
         machine.tell("cancel_asked", "", words | {"undo": data.get("undo") is not False}, now, actor=by)
+    elif mail.kind == "order" and data.get("order") == "decide":
+        tell_decision(machine, mail, data, now)
     elif mail.kind == "order":
         if not obeyed:
             tell_order(machine, mail, data, now)
@@ -187,6 +192,16 @@ def tell_order(machine: Machine, mail: Mail, data: dict[str, Json], now: datetim
     except (NotEncodable, TooLarge) as error:
         verdict = {"verdict": "unfit", "error": {"code": error.code, "detail": storable(str(error))}}
         machine.tell("resolved", mail.path or "", words | verdict, now, actor=by)
+
+
+def tell_decision(machine: Machine, mail: Mail, data: dict[str, Json], now: datetime) -> None:
+    """What a person decided about an approval. It is late when nobody waits for it, or not for that."""
+    by, words = order_words(data)
+    path, choice = mail.path or "", data.get("choice")
+    found = machine.open.get(path) if mail.epoch == 0 else None
+    fits = found is not None and found[1].is_decision and choice in found[1].args["choices"]
+    value = {"choice": choice if fits else storable(str(choice))[:SHOWN_CHARACTERS_MAX], **words}
+    machine.tell("ended" if fits else "late", path, {"outcome": "done", "value": value}, now, actor=by)
 
 
 def order_words(data: dict[str, Json]) -> tuple[str, dict[str, Json]]:

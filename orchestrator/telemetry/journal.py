@@ -5,7 +5,7 @@
     │ └ wait {command}       from its asking to its end: done, refused, failed, unknown
     ├ attempt {step}         one try of a local step; a worker's death ends it, and another one begins
     ├ compensate {step}      an undo: the wait for a command's end, or one try of a local one
-    ├ timer {name} · wait {type of event} · hold {code} · operator {order}
+    ├ timer {name} · wait {type of event} · approval {subject} · hold {code} · operator {order}
     └ end {flow}
 
 A pure function. Ids are made of the execution and of where things stand, so that whoever makes a span again makes the
@@ -431,6 +431,8 @@ def wait_name(pending: Pending) -> str:
         return f"compensate {name_at(step)}"
     if kind == "timer":
         return f"timer {name_at(path)}"
+    if kind == "decision":
+        return f"approval {pending.args.get('subject')}"
     return f"wait {pending.args.get('name') or pending.args.get('type') or name_at(path)}"
 
 

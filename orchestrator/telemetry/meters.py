@@ -39,7 +39,7 @@ OUTCOMES: Final = {
 CLASSES: Final = {"business": "business", "unknown": "unknown_outcome"}
 """What the class of a flow's error is called; every other one is `infrastructure`."""
 
-ENDED_TRIES: Final = {"attempt-timeout": "attempt", "heartbeat-lost": "heartbeat"}
+RUN_OUT: Final = {"attempt-timeout": "attempt", "heartbeat-lost": "heartbeat"}
 """What a try ran out of, by the code of its error."""
 
 
@@ -173,7 +173,7 @@ class Meters:
     ) -> None:
         """`taken_back` are positions of facts that say that a call's time is over."""
         for fact in facts:
-            kind = ENDED_TRIES.get(str(error_in(fact.data).get("code")))
+            kind = RUN_OUT.get(str(error_in(fact.data).get("code")))
             if kind is not None and fact.kind in ("attempted", "ended"):
                 self._add(instruments.NODE_TIMEOUT, flow, version, node_of(fact.path), kind)
             match fact.kind:

@@ -58,6 +58,8 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         ("resume", str(uuid4())),
         ("cancel", str(uuid4())),
         ("cancel", "order-1", "--by", "ada", "--reason", "x"),
+        ("decide", str(uuid4()), "spend", "approve"),
+        ("decide", "order-1", "spend", "approve", "--by", "ada"),
         ("resolve", str(uuid4()), "charge", "maybe", "--by", "ada", "--reason", "x"),
         ("migrate", "--check", "--print-sql"),
     ],
@@ -511,6 +513,77 @@ def test_an_order_to_cancel_is_mail_with_a_name_and_a_reason(run: Run, dsn: str)
         {"order": "cancel", "undo": True, "by": "ada", "reason": "wrong address"},
         {"order": "cancel", "undo": False, "by": "ada", "reason": "keep it"},
     ]
+
+
+@pytest.fixture
+def asked(run: Run, dsn: str) -> str:
+    """An order that waits for a decision about `spend`, as its journal says."""
+    execution = run("start", "order", "--input", ORDER).out.strip()
+    said = {"subject": "spend", "who": ["group:finance"], "choices": ["approve", "reject"]}
+    facts = [
+        (2, "noted", "spend/request", {"kind": "approval", "name": "request", "args": {**said, "show": 7}}),
+        (3, "asked", "spend/decision", {
+            "kind": "decision", "name": "decision", "args": {**said, "request": "spend/request"},
+        }),
+    ]  # fmt: skip
+    with psycopg.connect(dsn) as conn:
+        for position, kind, path, data in facts:
+            conn.execute(
+                "insert into waypost.journal (tenant_id, execution_id, position, fence, kind, path, payload, at)"
+                " values (1, %s, %s, 0, %s, %s, %s, now())",
+                (execution, position, kind, path, json.dumps(data)),
+            )
+        conn.execute("update waypost.execution set position = 3, wake_at = null")
+    return execution
+
+
+def test_what_waits_for_a_person_is_a_table_or_json(run: Run, asked: str) -> None:
+    table, as_json = run("approvals"), run("approvals", "-o", "json").json
+
+    heading, row = table.out.splitlines()
+    assert heading.split() == ["EXECUTION", "FLOW", "SUBJECT", "WHO", "CHOICES", "SINCE", "UNTIL"]
+    assert row.split() == [asked, "order@1", "spend", "group:finance", "approve|reject", "now", "-"]
+    assert (as_json[0]["execution_id"], as_json[0]["path"], as_json[0]["show"]) == (
+        asked,
+        "spend/decision",
+        7,
+    )
+    assert run("approvals", "--flow", "other", "-o", "json").json == []
+
+
+def test_a_decision_is_mail_with_a_name_and_the_second_one_is_told_who_was_first(
+    run: Run, dsn: str, asked: str
+) -> None:
+    said = run("decide", asked, "spend", "approve", "--by", "ada")
+    again = run("decide", asked, "spend", "approve", "--by", "ada", "--reason", "fine", "-o", "json")
+    other = run("decide", asked, "spend", "reject", "--by", "bob")
+
+    assert (said.code, said.out) == (0, "")
+    assert one_line(said) == f"spend of {asked} is decided: approve by ada."
+    assert again.json == {
+        "execution_id": asked, "order": "decide", "subject": "spend", "choice": "approve", "by": "ada",
+        "reason": "fine",
+    }  # fmt: skip
+    assert (other.code, one_line(other)) == (5, "waypost: approval 'spend' is decided: 'approve' by 'ada'")
+    with psycopg.connect(dsn) as conn:
+        orders = conn.execute("select data from waypost.inbox").fetchall()
+    assert orders == [({"order": "decide", "choice": "approve", "by": "ada", "reason": ""},)]
+
+
+@pytest.mark.parametrize(
+    ("decision", "code", "told"),
+    [
+        ("spent approve", 4, "has no approval 'spent'; it waits for: spend"),
+        ("spend maybe", 2, "approval 'spend': expected one of approve, reject, found 'maybe'"),
+    ],
+)
+def test_a_decision_that_cannot_be_is_refused_in_one_line(
+    run: Run, asked: str, decision: str, code: int, told: str
+) -> None:
+    said = run("decide", asked, *decision.split(), "--by", "ada")
+
+    assert said.code == code
+    assert told in one_line(said)
 
 
 def test_the_list_is_a_table_or_json_or_ids_the_newest_first(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from datetime import timedelta
 from typing import Any, Final
 
 import pytest
@@ -29,6 +30,7 @@ from orchestrator import (
 )
 from orchestrator.core.errors import InputInvalid, NonDeterminism, ProgramFault
 from orchestrator.core.machine import Machine
+from orchestrator.store.executions import Mail
 from orchestrator.testing import NOON, FlowTester
 from tests.core.answers import (
     UNDO,
@@ -45,12 +47,11 @@ from tests.core.answers import (
     unknown,
 )
 from tests.engine.test_inputs import done as reply
-from tests.engine.test_inputs import fed
+from tests.engine.test_inputs import fed, mail
 
 Json = Any
 
 LATER: Final = {
-    2: "approvals",
     34: "continue_as_new",
     35: "continue_as_new",
 }
@@ -95,6 +96,26 @@ def test_the_reply_wins_over_its_timeout_when_a_late_worker_finds_both() -> None
     fed(machine, reply(1, "charge", at=NOON + hours(1)), now=NOON + hours(2))
 
     assert machine.result == "paid"
+
+
+def test_a_decision_that_came_after_the_approval_expired_is_too_late_however_late_the_worker_is() -> None:
+    """2"""
+
+    async def asks(ctx: Context, n: int) -> str:
+        try:
+            return (await ctx.approval("spend", who="ann", expires=hours(1))).choice
+        except TimedOut:
+            return "expired"
+
+    def decided(after: timedelta) -> Mail:
+        order = {"order": "decide", "choice": "approve", "by": "ann", "reason": ""}
+        return mail(1, order, path="spend/decision", kind="order", at=NOON + after)
+
+    in_time, on_the_dot, too_late = bare(asks), bare(asks), bare(asks)
+    for machine, after in ((in_time, minutes(59)), (on_the_dot, hours(1)), (too_late, minutes(61))):
+        fed(machine, decided(after), now=NOON + hours(2))
+
+    assert [one.result for one in (in_time, on_the_dot, too_late)] == ["approve", "approve", "expired"]
 
 
 def test_of_two_timers_the_earlier_due_fires_first_and_of_two_due_at_once_the_one_asked_first() -> None:

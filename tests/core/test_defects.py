@@ -856,7 +856,7 @@ def gift_computed_again_in_replay(patch: pytest.MonkeyPatch) -> None:
 
 
 def timer_that_a_reply_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine_module, "MAY_HAVE_ACTED", frozenset({"call", "step", "undo", "timer"}))
+    patch.setattr(machine_module, "ANSWERED", frozenset({"call", "step", "undo", "timer"}))
 
 
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [

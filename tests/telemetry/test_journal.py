@@ -265,6 +265,18 @@ def test_a_sleep_and_a_wait_that_timed_out_are_no_errors() -> None:
     assert (seconds(found["wait payment.paid"]), found["wait payment.paid"].error) == ((1, 5), None)
 
 
+def test_a_wait_for_a_person_is_named_after_its_subject_and_is_no_error_when_it_expires() -> None:
+    asked = {"kind": "decision", "name": "decision", "args": {"subject": "spend"}, "due": at(60).isoformat()}
+
+    told = spans(
+        (1, "asked", "spend/decision", asked), (61, "ended", "spend/decision", {"outcome": "timed_out"})
+    )
+
+    span = told["approval spend"]
+    assert (seconds(span), span.error) == ((1, 61), None)
+    assert span.attributes["waypost.wait.kind"] == "decision"
+
+
 def test_a_wait_links_to_the_event_that_it_got() -> None:
     received = {"type": "payment.paid", "key": "k", "source": "/bank", "id": "e-1"}
     facts = journal(

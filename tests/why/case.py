@@ -41,6 +41,17 @@ def asked_event(*, key: str = "order-7", due: float | None = None) -> Said:
     return ("asked", "paid", {"kind": "event", "name": "paid", "args": args} | until)
 
 
+def asked_person(*, due: float | None = None) -> Said:
+    until = {} if due is None else {"due": at(due).isoformat()}
+    args = {"subject": "spend", "who": ["group:finance", "ann"], "choices": ["approve", "reject"]}
+    return ("asked", "spend/decision", {"kind": "decision", "name": "decision", "args": args} | until)
+
+
+def reminds(seconds: float) -> Said:
+    asked = {"kind": "timer", "name": "remind", "args": {"reminds": "spend"}, "due": at(seconds).isoformat()}
+    return ("asked", "spend/first.1/remind", asked)
+
+
 def asked_step(kind: str = "step", path: str = "pack") -> Said:
     return ("asked", path, {"kind": kind, "name": "pack", "args": {"do": "step", "name": "shop:pack"}})
 

@@ -23,10 +23,12 @@ from tests.why.case import (
     Said,
     asked_call,
     asked_event,
+    asked_person,
     asked_step,
     at,
     attempted,
     case,
+    reminds,
 )
 
 CALL: Final = asked_call()
@@ -66,6 +68,8 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
     ("awaiting-event", case(asked_event())),
     ("awaiting-event", case(asked_event(key="", due=300))),
+    ("awaiting-decision", case(asked_person(due=90_000), reminds(600), wake=600)),
+    ("awaiting-decision", case(asked_person(), wake=None)),
     ("step-retry", case(asked_step(), attempted(2, 45))),
     ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
     ("step-retry", case(CALL, attempted(1, 45, "charge"), messages=[replace(TRIED, state="delivered", replied=True)])),
