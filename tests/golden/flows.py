@@ -113,7 +113,7 @@ async def ends(ctx: Context, city: str) -> str:
 
 @workflow(name="golden.maps", version="1")
 async def maps(ctx: Context, cities: list[str]) -> list[int]:
-    """Items two at a time, a time of day, numbers drawn, and code that came later."""
+    """Items two at a time, a time of day, numbers drawn, an event for subscribers, and code that came later."""
 
     async def one(city: str) -> int:
         return await ctx.step(measure, city)
@@ -122,6 +122,7 @@ async def maps(ctx: Context, cities: list[str]) -> list[int]:
     lengths = await ctx.map(cities, one, concurrency=2)
     if ctx.patched("bonus"):
         lengths.append(int(ctx.random() * 100))
+    ctx.emit(Paid(trip="all", amount=len(cities)))
     await ctx.sleep_until(ctx.now() + minutes(30))
     return lengths
 
