@@ -127,4 +127,13 @@ async def maps(ctx: Context, cities: list[str]) -> list[int]:
     return lengths
 
 
-FLOWS = (waits, races, asks, ends, maps)
+@workflow(name="golden.people", version="1")
+async def people(ctx: Context, city: str) -> str:
+    """People are asked, reminded, and one decides; then a command whose service gave it up is sent again."""
+    decision = await ctx.approval("trip", who=["group:travel"], remind=minutes(10), expires=minutes(60))
+    again = Retry.fixed(minutes(1), attempts=3, only=("busy",))
+    booked = await ctx.call(Book(city=city), undo=Leave(city=city, ref=None), retry=again)
+    return f"{booked.ref}: {decision.choice} by {decision.by}"
+
+
+FLOWS = (waits, races, asks, ends, maps, people)

@@ -23,7 +23,7 @@ from orchestrator.engine.attempt import Done, Failure
 from orchestrator.engine.inputs import Inputs
 from orchestrator.flows import Flow
 from orchestrator.store.executions import Mail
-from tests.golden.flows import asks, ends, maps, races, waits
+from tests.golden.flows import asks, ends, maps, people, races, waits
 
 Json = Any
 FOLDER: Final = Path(__file__).parent
@@ -61,6 +61,9 @@ class Recording:
     def refuses(self, path: str, code: str) -> None:
         error = {"code": code, "detail": "said no", "data": {"limit": 5}}
         self._post("reply", path, {"outcome": "refused", "error": error})
+
+    def fails(self, path: str, code: str) -> None:
+        self._post("reply", path, {"outcome": "failed", "error": {"code": code, "detail": "gave up"}})
 
     def settles(self, path: str, outcome: str, code: str) -> None:
         """What the relay says became of a message."""
@@ -267,6 +270,17 @@ def items_two_at_a_time() -> Recording:
     return it
 
 
+def a_trip_that_a_person_approves_and_a_hotel_that_is_busy() -> Recording:
+    it = Recording(people, "Rome")
+    it.passes(timedelta(minutes=10))
+    it.orders("decide", "trip/first.0/decision", choice="approve")
+    it.reads()
+    it.fails("book", "busy")
+    it.passes(timedelta(minutes=1))
+    it.replies("book", {"ref": "b-1"})
+    return it
+
+
 SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -278,6 +292,7 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         a_step_that_a_person_decides_and_an_undo_that_fails,
         a_trip_that_is_cancelled,
         items_two_at_a_time,
+        a_trip_that_a_person_approves_and_a_hotel_that_is_busy,
     )
 }
 
