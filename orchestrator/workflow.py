@@ -13,9 +13,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from contracts.errors import InputInvalid as InputRefused
 from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
-from contracts.messages import Event
+from contracts.messages import Event, plain
 from orchestrator.core.context import Context, Saga
-from orchestrator.core.errors import InputInvalid, UsageError
+from orchestrator.core.errors import Continue, InputInvalid, UsageError
 from orchestrator.core.machine import Machine
 from orchestrator.core.names import is_name
 from orchestrator.core.terms import Op
@@ -47,9 +47,21 @@ class Workflow(Generic[I, O]):
             argument = self.input.validate_python(input)
         except ValidationError as error:
             raise InputInvalid(f"the input does not fit flow {self.name}: {faults(error)[0]}") from None
-        async with Saga(machine):
-            result = await self.run(Context(machine), argument)
+        try:
+            async with Saga(machine):
+                result = await self.run(Context(machine), argument)
+        except Continue as go_on:
+            raise Continue(self._next(machine, go_on.input)) from None
         return self.output.dump_python(result, mode="json", warnings=False)
+
+    def _next(self, machine: Machine, input: object) -> Json:  # noqa: A002  # an execution's input, everywhere
+        """The input of the next epoch, as it will be recorded. Raises UsageError when the flow does not take it."""
+        try:
+            checked = self.checked(plain(input))
+        except InputRefused as error:
+            raise UsageError(f"continue_as_new: {error}") from None
+        machine.check_input(checked)
+        return checked
 
     def checked(self, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """`input` as it will be recorded. Raises contracts.InputInvalid with every place that does not fit."""

@@ -183,7 +183,7 @@ def words(fact: FactRow) -> str:
     """A fact in one line of bounded length, for people; programs read the payload."""
     said: dict[str, Any] = payload_of(fact) or {}
     match fact.kind:
-        case "started":
+        case "started" | "continued":
             text = briefly(said.get("input"))
         case "asked":
             args: dict[str, Any] = said.get("args") or {}
@@ -196,7 +196,7 @@ def words(fact: FactRow) -> str:
         case "withdrawn" | "noted":
             text = f"{said.get('kind')} {said.get('name')}"
         case "finished":
-            text = f"{said.get('kind')} {briefly(said.get('output', said.get('error')))}"
+            text = f"{said.get('kind')} {briefly(said.get('output', said.get('error', said.get('input'))))}"
         case _ if "outcome" in said:
             text = f"{said['outcome']} {briefly(said.get('value', said.get('error')))}"
         case _:

@@ -12,6 +12,7 @@ from orchestrator.core.ask import Ask, Scope, Unwind
 from orchestrator.core.branch import Branch, drop
 from orchestrator.core.errors import (
     Cancelled,
+    Continue,
     Halt,
     LimitExceeded,
     ProgramFault,
@@ -103,7 +104,7 @@ class Branches:
             request = End(stop.value, None)
         except Halt as halt:
             self.fault = self.fault or halt
-        except (Exception, Cancelled) as failure:  # noqa: BLE001  # whatever a program raises is its end
+        except (Exception, Cancelled, Continue) as failure:  # noqa: BLE001  # whatever a program raises is its end
             request = End(None, failure)
         except BaseException as leaving:  # noqa: BLE001  # a flow may not end its worker
             self.fault = self.fault or ProgramFault(in_full(leaving))

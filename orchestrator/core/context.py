@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, overload
 from uuid import UUID
 
 from contracts.errors import shown
@@ -22,7 +22,7 @@ from contracts.messages import Command, Effect, Event, command
 from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
-from orchestrator.core.errors import Cancelled, FlowError, TimedOut, UsageError, is_fault
+from orchestrator.core.errors import Cancelled, Continue, FlowError, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
 from orchestrator.core.names import is_name, named
@@ -462,6 +462,15 @@ class Context:
         """
         self._machine.pivot()
 
+    def continue_as_new(self, input: Any, /) -> NoReturn:  # an execution's input, everywhere
+        """End here, and begin again with `input` and an empty journal, as the same execution: for flows that go on for
+        years. Events that nobody took yet go along.
+
+        Raises UsageError inside of a branch, and while something is left to undo: leave the saga, or `pivot()`, first.
+        An input that the flow does not take is a UsageError that fails it.
+        """
+        self._machine.continue_as_new(input)
+
     # ---- written down --------------------------------------------------------------------------------------
 
     def emit(self, event: Event, /) -> None:
@@ -542,7 +551,7 @@ class Saga:
         if branch is not self._branch or branch.scope is not self._scope:
             raise TypeError("a saga is left in the branch that entered it, and after those inside of it")
         stopped: Cancelled | None = None
-        if error is None and branch.pending is not None:
+        if (error is None or isinstance(error, Continue)) and branch.pending is not None:
             stopped, branch.pending = Cancelled(branch.pending), None
         if stopped is not None or (isinstance(error, Exception | Cancelled) and not is_fault(error)):
             await suspend(Unwind(self._scope))

@@ -14,6 +14,7 @@ from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches, End
 from orchestrator.core.errors import (
     Cancelled,
+    Continue,
     Halt,
     LimitExceeded,
     ProgramFault,
@@ -37,10 +38,10 @@ Json = Any
 class Driver:
     """Lets the branches of a program go on until all are blocked, and writes down what they say.
 
-    `status` and `result` are its end, once it has one.
+    `status` and `result` are its end, once it has one; `next` is what it goes on with as new.
     """
 
-    __slots__ = ("agenda", "branches", "journal", "result", "status", "undoing")
+    __slots__ = ("agenda", "branches", "journal", "next", "result", "status", "undoing")
 
     def __init__(self, journal: Journal, agenda: Agenda, branches: Branches, undoing: Undoing) -> None:
         self.journal = journal
@@ -49,6 +50,7 @@ class Driver:
         self.undoing = undoing
         self.status = Status.OPEN
         self.result: Json = None
+        self.next: Continue | None = None
 
     def drive(self) -> None:
         """Until every branch is blocked. Raises a Halt when the execution must be held."""
@@ -184,13 +186,21 @@ class Driver:
         """`branch` is over and undone; if it is the program, all is."""
         for ask in self.branches.over(branch, value, error):
             self._withdraw(ask)
-        if branch is self.branches.root:
+        if branch is self.branches.root and isinstance(error, Continue):
+            self._continue(error)
+        elif branch is self.branches.root:
             self._finish(value, error, list(branch.scope.entries))
 
     def _finish(self, value: Json, error: BaseException | None, standing: list[str]) -> None:
         status, result, data, text = finished(self.journal, self.undoing, standing, value, error)
         self.journal.produce("finished", "", data, text)
         self.status, self.result = status, result
+        self.agenda.clear()
+
+    def _continue(self, error: Continue) -> None:
+        """The program goes on as new: what follows is not of this epoch."""
+        self.journal.produce("finished", "", {"kind": "continued", "input": error.input})
+        self.next = error
         self.agenda.clear()
 
     # ---- undoing -------------------------------------------------------------------------------------------

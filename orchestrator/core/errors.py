@@ -90,6 +90,14 @@ class Cancelled(BaseException):
     """
 
 
+class Continue(BaseException):
+    """The flow goes on as new, with `input`; never meant to be caught."""
+
+    def __init__(self, input: Any) -> None:  # noqa: A002  # an execution's input, everywhere
+        super().__init__("continue as new")
+        self.input = input
+
+
 class Halt(BaseException):
     """Stops the turn: the execution is held, nothing is lost, a person decides."""
 

@@ -10,6 +10,9 @@ Json = Any
 PRODUCED: Final = frozenset({"asked", "noted", "withdrawn", "finished"})
 """What the program says; compared on replay."""
 
+BEGINNINGS: Final = frozenset({"started", "continued"})
+"""What a program begins with; a replay begins at the last of these."""
+
 BYSTANDERS: Final = frozenset({"held", "resumed", "orphaned", "ordered"})
 """Facts for people and for the projection. The program does not see them, wherever they stand."""
 

@@ -46,7 +46,8 @@ class SentAgain:
 
 
 class Journal:
-    """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed.
+    """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed; `before` came
+    before the epoch that runs, and count for no limit.
 
     `taken_back`, `closed_waits` and `sent_again` are what else follows from `new`. `past` is what was recorded, while
     the program runs through it: then what it says is compared, and is new where nothing was recorded. A worker's
@@ -54,8 +55,8 @@ class Journal:
     """
 
     __slots__ = (
-        "at", "closed", "closed_waits", "facts_max", "new", "on_death", "past", "payload_max", "position", "present",
-        "sent_again", "taken_back",
+        "at", "before", "closed", "closed_waits", "facts_max", "new", "on_death", "past", "payload_max", "position",
+        "present", "sent_again", "taken_back",
     )  # fmt: skip
 
     def __init__(self, *, facts_max: int, payload_max: int, on_death: Callable[[Fact], None]) -> None:
@@ -63,6 +64,7 @@ class Journal:
         self.payload_max = payload_max
         self.on_death = on_death
         self.position = 0
+        self.before = 0
         self.at = BEGINNING
         self.present = BEGINNING
         self.new: list[Fact] = []
@@ -110,7 +112,7 @@ class Journal:
         """A new fact; `text` is `data` in JSON, where that is known."""
         if self.closed:
             return Fact(self.position, kind, path, data, self.at)
-        if self.position >= self.facts_max:
+        if self.position - self.before >= self.facts_max:
             raise LimitExceeded(f"facts_max: {self.facts_max} facts reached at {path}")
         text = text or self.encoded(
             data, what=f"{kind} {path}"
@@ -139,8 +141,9 @@ class Journal:
 
     def hear(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> Fact:
         """A new fact that drives the program. Raises LimitExceeded."""
-        if self.position >= self.facts_max:
-            raise LimitExceeded(f"facts_max: the journal has {self.position} facts, at most {self.facts_max}")
+        if self.position - self.before >= self.facts_max:
+            count = self.position - self.before
+            raise LimitExceeded(f"facts_max: the journal has {count} facts, at most {self.facts_max}")
         self.position += 1
         fact = Fact(self.position, kind, path, data, self.at, text, actor)
         self.new.append(fact)

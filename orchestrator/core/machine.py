@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
 from orchestrator.core.agenda import Agenda
@@ -20,7 +20,7 @@ from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
-from orchestrator.core.errors import ENDINGS, Halt, NonDeterminism, UsageError, error_in, reason_of
+from orchestrator.core.errors import ENDINGS, Continue, Halt, NonDeterminism, UsageError, error_in, reason_of
 from orchestrator.core.fact import BYSTANDERS, Fact
 from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, SentAgain, TakenBack
 from orchestrator.core.past import Past
@@ -38,7 +38,8 @@ class Machine:
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
     yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
-    `closed_waits` and `sent_again` are what else follows from `new`.
+    `closed_waits` and `sent_again` are what else follows from `new`. Once it `continues` as new, nothing more is heard:
+    a machine of its own goes on from the last fact.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -55,15 +56,16 @@ class Machine:
         self.started: dict[str, Json] = {}
         self.began = BEGINNING
         self.segments: Segments | None = None  # of its trace, for who makes messages of what it asks
-        agenda = self.agenda = Agenda()
-        undoing = self.undoing = Undoing(entries_max=UNDOS_MAX)
+        self.journal = Journal(facts_max=facts_max, payload_max=payload_max, on_death=self._bury)
+        self.continues = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing is open, nothing is to be undone, and the program stands nowhere."""
+        self.agenda = Agenda()
+        self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.branches = Branches()
-        self.journal = Journal(
-            facts_max=facts_max,
-            payload_max=payload_max,
-            on_death=partial(bury, agenda, undoing),
-        )
-        self._driver = Driver(self.journal, agenda, self.branches, undoing)
+        self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing)
         self._seed = b""
         self._patches: dict[str, bool] = {}
 
@@ -199,7 +201,7 @@ class Machine:
         self._tell(kind, path, data, at, actor)
 
     def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
-        if self._driver.status is not Status.OPEN:
+        if self._driver.status is not Status.OPEN or self.continues:
             return
         journal = self.journal
         if data.get("outcome") == "done" or data.get("verdict") == "done":
@@ -328,9 +330,25 @@ class Machine:
         try:
             getattr(self, "on_" + fact.kind)(fact)
             self._driver.drive()
+            if self._driver.next is not None and journal.recorded() is None and not self.continues:
+                self._continue(self._driver.next)
         except Halt as halt:
             self.branches.stop(halt)
             raise
+
+    def _continue(self, go_on: Continue) -> None:
+        """The first fact of the next epoch, in the commit that ends this one. Events that nobody took go along."""
+        journal = self.journal
+        kept = {
+            name: value for name, value in self.started.items() if name not in ("event", "events", "input")
+        }
+        events = [
+            {"position": event.position, "at": event.at.isoformat(), "data": event.data}
+            for event in self.agenda.buffer
+        ]
+        data = kept | {"input": go_on.input, "epoch": self.epoch + 1, "events": events}
+        journal.hear("continued", "", data, strict_json.encode(data, what="continued"), "program")
+        self.continues = True
 
     def _decide(self) -> None:
         """Live only: what the core itself knows about an ask becomes an input fact."""
@@ -361,8 +379,23 @@ class Machine:
 
     def on_started(self, fact: Fact) -> None:
         self.started, self.began = fact.data, fact.at
+        self.journal.before = fact.position - 1
         self._seed = str(fact.data.get("seed", "")).encode()
         self.branches.begin(self.program(self, fact.data.get("input")))
+
+    def on_continued(self, fact: Fact) -> None:
+        """A new epoch: the program begins again, and nothing repeats that depends on the seed or on a path."""
+        self._begin_anew()
+        self.on_started(fact)
+        self._seed += f"/{self.epoch}".encode()
+        for event in fact.data["events"]:
+            at = datetime.fromisoformat(event["at"])
+            self.agenda.buffer.add(Fact(event["position"], "received", "", event["data"], at))
+
+    @property
+    def epoch(self) -> int:
+        """How often the flow has continued as new."""
+        return int(self.started.get("epoch", 0))
 
     def on_ended(self, fact: Fact) -> None:
         agenda = self.agenda
@@ -495,7 +528,12 @@ class Machine:
     def on_ordered(self, fact: Fact) -> None: ...
 
     def on_orphaned(self, fact: Fact) -> None:
-        self.journal.on_death(fact)
+        self._bury(fact)
+
+    def _bury(self, death: Fact) -> None:
+        """The worker that ran this died: its running tries are over, and what it was settling is settled."""
+        self.agenda.lose_tries(death)
+        self.undoing.settle_local()
 
     # ---- what the context needs at once --------------------------------------------------------------------
 
@@ -516,6 +554,27 @@ class Machine:
             raise
         except (NotEncodable, TooLarge) as error:
             raise UsageError(str(error)) from None
+
+    def continue_as_new(self, input: Json) -> NoReturn:  # noqa: A002  # an execution's input, everywhere
+        """The program ends here, and begins again with `input`. Raises UsageError where it may not."""
+        branch = self.branches.here()
+        if branch.fork is not None:
+            raise UsageError(
+                "continue_as_new inside a branch would leave its siblings: call it where they have joined"
+            )
+        left = [path for scope in branch.scope.around() for path in scope.entries]
+        if left:
+            raise UsageError(
+                f"continue_as_new: {', '.join(left)} would not be undone any more; leave the scope, or pivot() first"
+            )
+        raise Continue(input)
+
+    def check_input(self, input: Json) -> None:  # noqa: A002  # an execution's input, everywhere
+        """Raises UsageError for an input that cannot be stored."""
+        try:
+            self.journal.encoded({"input": input}, what="the next input")
+        except (NotEncodable, TooLarge) as error:
+            raise UsageError(f"continue_as_new: {error}") from None
 
     def pivot(self) -> None:
         """What was done stands from here on, whatever comes. Raises UsageError inside of a branch."""
@@ -552,9 +611,3 @@ class Machine:
         """Sixteen bytes that depend on the seed and on where the program is: the same in every replay."""
         path = self.branches.place(name)
         return hashlib.blake2b(path.encode(), key=self._seed[:64], digest_size=16).digest()
-
-
-def bury(agenda: Agenda, undoing: Undoing, death: Fact) -> None:
-    """The worker that ran this died: its running tries are over, and what it was settling is settled."""
-    agenda.lose_tries(death)
-    undoing.settle_local()

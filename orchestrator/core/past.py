@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.core.errors import STOPPING, NonDeterminism
-from orchestrator.core.fact import BYSTANDERS, PRODUCED, Fact, saying
+from orchestrator.core.fact import BEGINNINGS, BYSTANDERS, PRODUCED, Fact, saying
 
 
 class Past:
@@ -67,6 +67,6 @@ def ending(journal: Sequence[Fact]) -> tuple[int, bool]:
     while last >= 0 and journal[last].kind in BYSTANDERS:
         stopped = stopped or (journal[last].kind == "held" and journal[last].data.get("code") in STOPPING)
         last -= 1
-    begun = last >= 0 and journal[last].kind == "started"
+    begun = last >= 0 and journal[last].kind in BEGINNINGS
     tail = next((i for i in range(last + 1, len(journal)) if journal[i].kind == "orphaned"), len(journal))
     return tail, stopped or begun

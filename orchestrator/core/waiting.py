@@ -104,6 +104,12 @@ def orphaned(found: Open, _: Fact) -> None:
     found.settling[:] = [ask for ask in found.settling if ask.do != "step"]
 
 
+def continued(found: Open, _: Fact) -> None:
+    """What was asked before is of no interest any more."""
+    found.asks.clear()
+    found.settling.clear()
+
+
 READ: Final[dict[str, Callable[[Open, Fact], None]]] = {
     "asked": asked,
     "attempted": attempted,
@@ -113,6 +119,7 @@ READ: Final[dict[str, Callable[[Open, Fact], None]]] = {
     "resolved": resolved,
     "late": late,
     "orphaned": orphaned,
+    "continued": continued,
 }
 """What each kind of fact changes; the others change nothing that is open."""
 

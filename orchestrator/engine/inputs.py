@@ -66,7 +66,9 @@ class Inputs:
         """
         self._note_orders(machine, now)
         told = 0
-        while most is None or told < most or any(mail.kind == "order" for mail in self.unread):
+        while not machine.continues and (
+            most is None or told < most or any(mail.kind == "order" for mail in self.unread)
+        ):
             due = machine.next_due()
             fires = due is not None and due[0] <= now
             if self.unread and not (fires and due is not None and self._fires_first(due)):
@@ -154,9 +156,11 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
     elif mail.kind == "event":
         tell_event(machine, mail, now)
     elif mail.kind in ("reply", "result"):
-        kind = "ended" if mail.epoch == 0 else "late"
         who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
-        tell_outcome(machine, kind, mail.path or "", data, now, actor=who)
+        if mail.epoch == machine.epoch:
+            tell_outcome(machine, "ended", mail.path or "", data, now, actor=who)
+        else:  # of what was asked before it continued as new; no path of now may be taken for it
+            tell_outcome(machine, "late", f"epoch:{mail.epoch}/{mail.path}", data, now, actor=who)
 
 
 def tell_event(machine: Machine, mail: Mail, now: datetime) -> None:
@@ -198,7 +202,7 @@ def tell_decision(machine: Machine, mail: Mail, data: dict[str, Json], now: date
     """What a person decided about an approval. It is late when nobody waits for it, or not for that."""
     by, words = order_words(data)
     path, choice = mail.path or "", data.get("choice")
-    found = machine.open.get(path) if mail.epoch == 0 else None
+    found = machine.open.get(path) if mail.epoch == machine.epoch else None
     fits = found is not None and found[1].is_decision and choice in found[1].args["choices"]
     value = {"choice": choice if fits else storable(str(choice))[:SHOWN_CHARACTERS_MAX], **words}
     machine.tell("ended" if fits else "late", path, {"outcome": "done", "value": value}, now, actor=by)

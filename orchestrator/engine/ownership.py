@@ -213,7 +213,7 @@ class Ownership:
             await self._wait(GRACE_SECONDS)
             self._tell()
         while True:
-            release = not work and (engine.draining or not machine.runnable())
+            release = machine.continues or (not work and (engine.draining or not machine.runnable()))
             turn = await self._commit(release=release)
             if turn is None or turn.release:
                 return turn
@@ -376,7 +376,8 @@ class Ownership:
         return turn
 
     def _stored(self, turn: Turn, machine: Machine) -> None:
-        if self._position < FACTS_WARN <= self._position + len(turn.facts):
+        facts = self._position - machine.journal.before
+        if facts < FACTS_WARN <= facts + len(turn.facts):
             self._engine.observer.saw("journal is long", execution=self.claim.execution, facts=FACTS_WARN)
         if turn.facts:
             self._engine.observer.saw(
@@ -402,6 +403,8 @@ class Ownership:
     def _park(self, turn: Turn) -> bool:
         """Keep the machine for the next turn, when there will be one soon; whether it was kept."""
         if turn.status != Status.OPEN or self._engine.forgetful or self._work or self._engine.draining:
+            return False
+        if self._machine.continues:
             return False
         parked = Parked(self._machine, self.claim.fence, self._position)
         self._engine.parking.park(self.claim.execution, parked)

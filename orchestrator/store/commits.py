@@ -62,7 +62,8 @@ class Turn:
 
     `position` is that of its last committed fact. `mail` and `orders` count what the turn has read. With
     `guard`, the number of the last mail that the worker has loaded, it commits only if no other mail has come;
-    with `asks`, only if no further order has. A turn that closes a wait that was open needs its guard, and one
+    with `asks`, only if no further order has. `epoch` is that of its facts, `next_epoch` the one that begins with its
+    last fact. A turn that closes a wait that was open needs its guard, and one
     that ends its execution closes all of its waits.
     """
 
@@ -86,6 +87,7 @@ class Turn:
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
     began: datetime | None = None
+    next_epoch: int | None = None
 
 
 EventKey = tuple[int, str, str]
@@ -210,7 +212,7 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "t_mail": arrays.plain([t.mail for t in turns]),
         "t_orders": arrays.plain([t.orders for t in turns]),
         "t_status": arrays.plain([t.status for t in turns]),
-        "t_epoch": arrays.plain([t.epoch for t in turns]),
+        "t_epoch": arrays.plain([t.epoch if t.next_epoch is None else t.next_epoch for t in turns]),
         "t_undoing": arrays.flags([t.undoing for t in turns]),
         "t_release": arrays.flags([t.release for t in turns]),
         "t_due": arrays.times([t.due for t in turns]),

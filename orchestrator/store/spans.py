@@ -107,7 +107,7 @@ JOURNALS: Final[LiteralString] = """
            j.schema,
            (case when jsonb_typeof(j.payload) is distinct from 'object' then '{}'
                  when j.schema <> %(schema)s then j.payload
-                 else j.payload - '{input,output,value,data,undo}'::text[]
+                 else j.payload - '{input,output,value,data,undo,events}'::text[]
                       #- '{args,data}' #- '{error,data}' #- '{error,detail}' end)::text
       from unnest(%(tenants)s::int[], %(executions)s::uuid[]) as t(tenant_id, execution_id)
       join waypost.execution e on e.tenant_id = t.tenant_id and e.execution_id = t.execution_id

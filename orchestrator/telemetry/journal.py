@@ -113,7 +113,7 @@ class Reader:
     """Reads facts in their order."""
 
     def __init__(self, subject: Subject, facts: Sequence[Fact], gap: timedelta | None) -> None:
-        self._subject = subject
+        self._subject = replace(subject, epoch=0)
         self._facts = {fact.position: fact for fact in facts if fact.kind == "received"}
         self._segments = Segments(
             anchor_of(facts[0].data.get("traceparent") if facts else None, subject.execution), gap
@@ -245,6 +245,9 @@ class Reader:
         self._released(fact)
         self._instant(f"operator {order}", fact, key=f"operator/{fact.position}")
 
+    def on_continued(self, fact: Fact) -> None:
+        self._subject = replace(self._subject, epoch=int(fact.data.get("epoch", 0)))
+
     def on_finished(self, fact: Fact) -> None:
         for path in list(self._pending):
             self._ended(replace_path(fact, path), "withdrawn")
@@ -253,7 +256,10 @@ class Reader:
         error = code_in(fact) if outcome == Status.FAILED else None
         seconds = (fact.at - (self._began or fact.at)).total_seconds()
         about = {"waypost.workflow.outcome": outcome, "waypost.workflow.duration_s": seconds}
-        self._instant(f"end {self._subject.flow}", fact, key="end", error=error, **about)
+        name, key = (
+            ("end", "end") if outcome != "continued" else ("continue", f"continue/{self._subject.epoch}")
+        )
+        self._instant(f"{name} {self._subject.flow}", fact, key=key, error=error, **about)
 
     def _released(self, fact: Fact | None) -> None:
         held, self._held = self._held, None

@@ -185,7 +185,7 @@ class Meters:
                     ):  # a service gave up; tries of local steps are counted as they end
                         self._add(instruments.NODE_ATTEMPT, flow, version, node_of(fact.path), "failed")
                     self._add(instruments.NODE_RETRY, flow, version, node_of(fact.path), "infrastructure")
-                case "finished":
+                case "finished" if fact.data["kind"] != "continued":
                     self._finished(flow, version, fact, (fact.at - began).total_seconds())
                 case _:
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ from orchestrator import (
     Context,
     Elapsed,
     Event,
+    OutcomeUnknown,
     Retry,
     StepRefused,
     TimedOut,
@@ -270,6 +272,24 @@ async def tidies(ctx: Context, order: str) -> str:
     return "paid"
 
 
+class Month(BaseModel):
+    number: int
+    told: list[int] = []
+
+
+@workflow(name="monthly", version="1")
+async def monthly(ctx: Context, it: Month) -> list[int]:
+    """Three months: each doubles its number, waits for a charge that may fail, and hears one event."""
+    doubled = await ctx.step(double, it.number)
+    with contextlib.suppress(OutcomeUnknown):
+        await ctx.call(Charge(order=f"month-{it.number}"), timeout=seconds(1) if it.number == 1 else None)
+    heard = await ctx.event("told", key="all")
+    told = [*it.told, doubled + heard["n"]]
+    if it.number == 3:
+        return told
+    return ctx.continue_as_new(Month(number=it.number + 1, told=told))
+
+
 class Packed(Event, type="shop.order.packed", key="order"):
     order: str
     boxes: int
@@ -292,6 +312,6 @@ def pack(order: str) -> int:
 FLOWS = Flows(
     [
         three, undoes, retries, unfit, pays, hurries, naps, overdue, buggy, patient, asks, hears, either, hastens,
-        asks_patiently, beside, joins, races, nests, tidies, tells, persists,
+        asks_patiently, beside, joins, races, nests, tidies, tells, monthly, persists,
     ]
 )  # fmt: skip

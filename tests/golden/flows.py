@@ -136,4 +136,14 @@ async def people(ctx: Context, city: str) -> str:
     return f"{booked.ref}: {decision.choice} by {decision.by}"
 
 
-FLOWS = (waits, races, asks, ends, maps, people)
+@workflow(name="golden.months", version="1")
+async def months(ctx: Context, month: int) -> int:
+    """It continues as new, with an event that nobody took."""
+    await ctx.call(Book(city=f"month {month}"))
+    if month == 1:
+        return ctx.continue_as_new(2)
+    paid = await ctx.event(Paid, key="all")
+    return paid.amount + int(ctx.random() * 100)
+
+
+FLOWS = (waits, races, asks, ends, maps, people, months)

@@ -23,7 +23,7 @@ from orchestrator.engine.attempt import Done, Failure
 from orchestrator.engine.inputs import Inputs
 from orchestrator.flows import Flow
 from orchestrator.store.executions import Mail
-from tests.golden.flows import asks, ends, maps, people, races, waits
+from tests.golden.flows import asks, ends, maps, months, people, races, waits
 
 Json = Any
 FOLDER: Final = Path(__file__).parent
@@ -55,8 +55,8 @@ class Recording:
 
     # ---- what comes by mail --------------------------------------------------------------------------------
 
-    def replies(self, path: str, value: Json = None) -> None:
-        self._post("reply", path, {"outcome": "done", "value": value})
+    def replies(self, path: str, value: Json = None, *, epoch: int = 0) -> None:
+        self._post("reply", path, {"outcome": "done", "value": value}, epoch=epoch)
 
     def refuses(self, path: str, code: str) -> None:
         error = {"code": code, "detail": "said no", "data": {"limit": 5}}
@@ -86,10 +86,11 @@ class Recording:
         type_: str | None = None,
         key: str | None = None,
         feed: bool = True,
+        epoch: int = 0,
     ) -> None:
         self._mail += 1
         mail = Mail(
-            number=self._mail, kind=kind, epoch=0, path=path, data=json.dumps(data), sender=sender,
+            number=self._mail, kind=kind, epoch=epoch, path=path, data=json.dumps(data), sender=sender,
             received_at=self.at, inbox_id=self._mail, type=type_, key=key,
             source=f"/{sender}" if type_ else None, event_id=f"e-{self._mail}" if type_ else None,
         )  # fmt: skip
@@ -148,6 +149,11 @@ class Recording:
 
     def _keep(self) -> None:
         self.facts += self._machine.take_new()
+        if self._machine.continues:
+            self._machine.evict()
+            self._machine = Machine(self.flow.program)
+            self._machine.replay(self.facts, now=self.at)
+            self._keep()
 
     @property
     def ended(self) -> str:
@@ -281,6 +287,14 @@ def a_trip_that_a_person_approves_and_a_hotel_that_is_busy() -> Recording:
     return it
 
 
+def a_flow_that_continues_as_new() -> Recording:
+    it = Recording(months, 1, key="m-1")
+    it.receives("trip.paid", "all", {"trip": "all", "amount": 3}, path="nowhere")
+    it.replies("book", {"ref": "b-1"})
+    it.replies("book", {"ref": "b-2"}, epoch=1)
+    return it
+
+
 SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -293,6 +307,7 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         a_trip_that_is_cancelled,
         items_two_at_a_time,
         a_trip_that_a_person_approves_and_a_hotel_that_is_busy,
+        a_flow_that_continues_as_new,
     )
 }
 
