@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,7 @@ import pytest
 from orchestrator import (
     Cancelled,
     Context,
+    Effect,
     OutcomeUnknown,
     Retry,
     StepRefused,
@@ -525,6 +527,55 @@ def nobody_answers_a_timer() -> None:
     assert (open_in(machine), said(machine.new)[-1]) == (["sleep"], "late sleep")
 
 
+# ---- examples of what is tried again ---------------------------------------------------------------------------
+
+
+def given_up() -> Machine:
+    """A call that its service gave up, and that is sent again in a minute."""
+
+    async def pays_again(ctx: Context, n: int) -> None:
+        retry = Retry.fixed(minutes(1), attempts=3, jitter=0)
+        await ctx.call("s", "a", undo=command("s", "undo-a"), retry=retry)
+
+    machine = bare(pays_again)
+    ends(machine, "a", "failed")
+    assert said(machine.new)[-1] == "attempted a"
+    return machine
+
+
+def a_call_that_is_stopped_between_two_sends_is_undone_at_once() -> None:
+    machine = given_up()
+    cancelled(machine)
+    assert open_in(machine) == ["a/undo"]
+
+
+def what_was_given_up_is_undone_though_its_next_message_never_arrived() -> None:
+    machine = given_up()
+    machine.fire(NOON + minutes(1))
+    cancelled(machine)
+    never = {"outcome": "refused", "error": {"code": "never-sent"}}
+    machine.tell("ended", "a", never, NOON + minutes(1), actor="relay")
+    assert undone(machine.new) == ["a"]
+
+
+def a_refusal_is_the_end_of_its_call() -> None:
+    machine = given_up()
+    machine.fire(NOON + minutes(1))
+    ends(machine, "a", "refused")
+    assert (open_in(machine), machine.status) == ([], "failed")
+
+
+def what_is_tried_at_most_once_is_not_begun_again_after_a_death() -> None:
+    @workflow(name="once", version="1")
+    async def once(ctx: Context, n: int) -> None:
+        await ctx.step(work, effect=Effect.AT_MOST_ONCE, unknown="raise")
+
+    machine = Machine(once.program)
+    machine.replay([*started(once).take_new(), Fact(3, "orphaned", "", {}, NOON)])
+    machine.evict()
+    assert machine.runnable() == []
+
+
 # ---- defects ---------------------------------------------------------------------------------------------------
 
 
@@ -859,6 +910,39 @@ def timer_that_a_reply_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(machine_module, "ANSWERED", frozenset({"call", "step", "undo", "timer"}))
 
 
+def idle_call_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    sound = Undoing.withdrawn
+
+    def withdrawn(self: Undoing, ask: Ask, fact: Fact, *, settling: bool) -> None:
+        sound(self, ask, fact, settling=True)
+
+    patch.setattr(Undoing, "withdrawn", withdrawn)
+
+
+def last_message_that_speaks_for_all(patch: pytest.MonkeyPatch) -> None:
+    def was_given_up(_: Machine, _path: str) -> bool:
+        return False
+
+    patch.setattr(Machine, "_was_given_up", was_given_up)
+
+
+def second_try_of_what_is_tried_once(patch: pytest.MonkeyPatch) -> None:
+    def has_try(_: Retry, _attempt: int, **_more: Any) -> bool:
+        return True
+
+    patch.setattr(Retry, "has_try", has_try)
+
+
+def refusal_that_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    sound = Machine.tell
+
+    def tell(self: Machine, kind: str, path: str, data: dict[str, Json], at: datetime, **more: Any) -> None:
+        outcome = "failed" if data.get("outcome") == "refused" else data.get("outcome")
+        sound(self, kind, path, data | {"outcome": outcome}, at, **more)
+
+    patch.setattr(Machine, "tell", tell)
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (undo_forward, a_refusal_undoes_what_was_done_in_reverse),
     (refused_step_undone, a_refusal_undoes_what_was_done_in_reverse),
@@ -894,6 +978,10 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (withdrawn_wait_consumes, a_wait_that_was_withdrawn_leaves_the_event_to_the_next),
     (gift_computed_again_in_replay, a_recorded_gift_is_what_the_journal_says),
     (timer_that_a_reply_ends, nobody_answers_a_timer),
+    (idle_call_that_waits_for_ever, a_call_that_is_stopped_between_two_sends_is_undone_at_once),
+    (last_message_that_speaks_for_all, what_was_given_up_is_undone_though_its_next_message_never_arrived),
+    (second_try_of_what_is_tried_once, what_is_tried_at_most_once_is_not_begun_again_after_a_death),
+    (refusal_that_is_sent_again, a_refusal_is_the_end_of_its_call),
 ]
 
 
