@@ -123,6 +123,7 @@ class Participant:
         }
         self._handlers: dict[str, Handler] = {}
         self._memory = memory or SqliteMemory(Path(f"{name}.sqlite"))
+        loop.open_standard_files()
         self._observer = observer or JsonLines(sys.stderr.write, part=name, now=lambda: datetime.now(UTC))
         self._runs: set[asyncio.Task[web.Response]] = set()
         self._threads = ThreadPoolExecutor(RUNS_MAX, thread_name_prefix=f"{name}-run")
