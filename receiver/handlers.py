@@ -68,8 +68,8 @@ class Delivery:
         expires_at = None if expires is None else moment_of(expires)
         if expires is not None and expires_at is None:
             problems.append("expirytime: expected an RFC 3339 timestamp")
-        if not isinstance(key, str) or not isinstance(undoes, str | None):
-            problems.append("idempotencykey, undoes: expected strings")
+        if not isinstance(key, str) or not key or not isinstance(undoes, str | None) or undoes == "":
+            problems.append("idempotencykey, undoes: expected strings that are not empty")
             raise MalformedEvent(problems)
         if problems:
             raise MalformedEvent(problems)

@@ -60,6 +60,8 @@ OBSTACLES: Final = {
 """What may be in the way, and what to do about it."""
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Factory = Callable[..., web.BaseRequest]
+"""Makes the request that is handed on; an application has one of its own."""
 BACKLOG: Final = 1024
 LINGER_SECONDS: Final = 1.0
 """To read on after a refusal, so that the sender sees the answer instead of a reset."""
@@ -70,8 +72,15 @@ CLOSE_SECONDS: Final = 1.0
 class Listener(web.Server):
     """A server whose connections are `Connection`s, and no more than `connections_max` of them."""
 
-    def __init__(self, handle: Handle, *, settings: ReceiverSettings, observer: Observer) -> None:
-        super().__init__(handle)
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        settings: ReceiverSettings,
+        observer: Observer,
+        factory: Factory | None = None,
+    ) -> None:
+        super().__init__(handle, request_factory=factory)
         self.settings = settings
         self.observer = observer
 
@@ -150,14 +159,23 @@ class Listening:
 
 @asynccontextmanager
 async def listen(
-    handle: Handle, *, host: str, port: int, settings: ReceiverSettings, observer: Observer
+    handle: Handle,
+    *,
+    host: str,
+    port: int,
+    settings: ReceiverSettings,
+    observer: Observer,
+    factory: Factory | None = None,
+    close_seconds: float = CLOSE_SECONDS,
 ) -> AsyncGenerator[Listening]:
-    """Serve `handle` at `host` and `port` (0 for any) within the block; then close every connection."""
-    listener = Listener(handle, settings=settings, observer=observer)
+    """Serve `handle` at `host` and `port` (0 for any) within the block; then close every connection, those that are
+    answering after `close_seconds`.
+    """
+    listener = Listener(handle, settings=settings, observer=observer, factory=factory)
     server = await asyncio.get_running_loop().create_server(listener, host, port, backlog=BACKLOG)
     try:
         yield Listening(server.sockets[0].getsockname()[1], server)
     finally:
         server.close()
         listener.pre_shutdown()
-        await listener.shutdown(CLOSE_SECONDS)
+        await listener.shutdown(close_seconds)

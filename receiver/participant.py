@@ -39,7 +39,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -59,11 +59,12 @@ from contracts.signature import Secret, verify
 from contracts.spans import has_collector
 from receiver import loop, replies
 from receiver.handlers import Delivery, Failed, Handler, Registration
-from receiver.listener import CannotListen
+from receiver.listener import CannotListen, listen
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
 from receiver.remembering import Remembering
 from receiver.replies import Poster, Reply
 from receiver.run import Run
+from receiver.settings import ReceiverSettings
 
 if TYPE_CHECKING:
     from receiver.otlp import Spool
@@ -75,6 +76,7 @@ T = TypeVar("T")
 
 RUNS_MAX: Final = 64  # commands at work in one process; more are told to come again
 DRAIN_SECONDS: Final = 10.0  # for runs to end after SIGTERM
+EDGE: Final = ReceiverSettings()  # what is bounded of whoever connects
 
 
 class NotAdmitted(Exception):
@@ -121,6 +123,7 @@ class Participant:
         }
         self._handlers: dict[str, Handler] = {}
         self._memory = memory or SqliteMemory(Path(f"{name}.sqlite"))
+        loop.open_standard_files()
         self._observer = observer or JsonLines(sys.stderr.write, part=name, now=lambda: datetime.now(UTC))
         self._runs: set[asyncio.Task[web.Response]] = set()
         self._threads = ThreadPoolExecutor(RUNS_MAX, thread_name_prefix=f"{name}-run")
@@ -165,18 +168,38 @@ class Participant:
         stop = asyncio.Event()
         for sign in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)
-        runner = web.AppRunner(self.app(path), access_log=None, shutdown_timeout=DRAIN_SECONDS)
-        await runner.setup()
-        try:
+        async with self.serving(host=host, port=port, path=path) as found:
+            print(f"{self.name} listens on http://{host}:{found}{path}", flush=True)  # noqa: T201  # data
+            await stop.wait()
+
+    @asynccontextmanager
+    async def serving(
+        self, *, host: str = "127.0.0.1", port: int = 0, path: str = "/waypost"
+    ) -> AsyncGenerator[int]:
+        """Serve within the block, on the port that it is told; then let runs end. Raises CannotListen.
+
+        What comes before a request is bounded as at the receiver: connections, heads, silence, nonsense.
+        """
+        async with AsyncExitStack() as stack:
+            runner = web.AppRunner(self.app(path))
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            server = runner.server
+            assert server is not None, "it was set up"
+            listening = listen(
+                server.request_handler,
+                host=host,
+                port=port,
+                settings=EDGE,
+                observer=self._observer,
+                factory=server.request_factory,
+                close_seconds=DRAIN_SECONDS,
+            )
             try:
-                await web.TCPSite(runner, host, port).start()
+                found = await stack.enter_async_context(listening)
             except OSError as error:
                 raise CannotListen("run(host=, port=)", host, port, error) from None
-            host, port, *_ = runner.addresses[0]
-            print(f"{self.name} listens on http://{host}:{port}{path}", flush=True)  # noqa: T201  # data
-            await stop.wait()
-        finally:
-            await runner.cleanup()
+            yield found.port
 
     async def _life(self, _: web.Application) -> AsyncGenerator[None]:
         async with self._tracing(), aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -255,9 +278,9 @@ class Participant:
             try:
                 verify(
                     secrets,
-                    message_id=request.headers.get("webhook-id", ""),
-                    timestamp=request.headers.get("webhook-timestamp", ""),
-                    signature=request.headers.get("webhook-signature", ""),
+                    message_id=only(request, "webhook-id"),
+                    timestamp=only(request, "webhook-timestamp"),
+                    signature=only(request, "webhook-signature"),
                     body=body,
                     now=now,
                 )
@@ -334,6 +357,12 @@ class Participant:
 
     async def _remember(self, ask: Callable[[Errand], T], errand: Errand) -> T:
         return await self._remembering.ask(partial(ask, errand))
+
+
+def only(request: web.BaseRequest, name: str) -> str:
+    """The header `name`; nothing when it comes twice, for others may read the other one."""
+    found = request.headers.getall(name, ())
+    return found[0] if len(found) == 1 else ""
 
 
 def speaks_for(sender: str, source: str) -> bool:

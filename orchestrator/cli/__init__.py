@@ -25,6 +25,7 @@ from orchestrator.cli.subscriptions import subscription
 from orchestrator.cli.trace import trace
 from orchestrator.cli.why import why
 from orchestrator.settings import Settings
+from receiver.loop import open_standard_files
 
 COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "migrate": roles.migrate,
@@ -51,12 +52,16 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "dev": dev.run,
 }
 
+PARTS: Final = frozenset({"worker", "relay", "receiver"})
+"""Commands that have nothing to say on stdout."""
+
 NOT_THERE: Final = frozenset({"42P01", "42883", "42703", "3F000"})
 """A table, a function, a column or a schema that the database does not have."""
 
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Run one command; the process's exit code."""
+    open_standard_files()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType]  # only real files have it
@@ -65,6 +70,10 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | Non
         parser().print_help(sys.stderr)
         return Exit.USAGE
     args = parser().parse_args(argv)
+    stdout: object = sys.stdout  # None when it was closed
+    if stdout is None and args.command not in PARTS:
+        note("waypost: stdout: expected an open file, for what this command says")
+        return Exit.ERROR
     environment = os.environ if environment is None else environment
     try:
         return COMMANDS[args.command](args, Settings.from_environment(environment))

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from orchestrator import bootstrap
 from orchestrator.cli import local
 from orchestrator.cli.failures import Failures
 from orchestrator.cli.local import Progress, Stopping
 from orchestrator.cli.output import Exit
-from orchestrator.cli.processes import Children
-from orchestrator.embedded import EmbeddedPostgres, take_lock
+from orchestrator.cli.processes import FALLS_MAX, Children, stands_up
+from orchestrator.embedded import EmbeddedPostgres, ServerFailed, take_lock
 from orchestrator.settings import Settings
+
+LOOK_SECONDS: Final = 0.2  # between two looks whether the database still runs
 
 
 def run(args: Namespace, settings: Settings) -> int:
@@ -35,7 +38,7 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
     folder = settings.data_dir.resolve()
     progress = Progress()
     stopping = Stopping(progress)
-    async with bootstrap.stopping(stopping) as stop, database(settings, folder, progress) as dsn:
+    async with bootstrap.stopping(stopping) as stop, database(settings, folder, progress) as (dsn, server):
         applied = await asyncio.to_thread(local.migrate, dsn)
         progress.done("migrate", f"{applied} migrations applied" if applied else "up to date")
         environment = local.environment_of(settings, folder=folder, dsn=dsn)
@@ -65,7 +68,7 @@ async def serve(settings: Settings, modules: Sequence[str]) -> None:
             if settings.health_addr is not None:
                 progress.line(f"Health and metrics:   {await health_at(children)}")
             progress.line(f"Logs: {folder / 'logs'}. Ctrl-C stops. The data stays in {folder}.")
-            await until(stop, children, progress)
+            await until(stop, children, progress, server)
 
 
 async def health_at(children: Children) -> str:
@@ -74,12 +77,16 @@ async def health_at(children: Children) -> str:
     return " · ".join([*told, "with /livez, /readyz, /metrics"])
 
 
-async def until(stop: asyncio.Event, children: Children, progress: Progress) -> None:
-    """Wait for `stop`, and start again what ends. Raises ProcessEnded when a process does not stay up."""
+async def until(
+    stop: asyncio.Event, children: Children, progress: Progress, server: EmbeddedPostgres | None = None
+) -> None:
+    """Wait for `stop`, and start again what ends. Raises ProcessEnded or ServerFailed when it does not stay up."""
     waits: list[asyncio.Task[Any]] = [
         asyncio.create_task(stop.wait()),
         asyncio.create_task(children.keep(progress.line)),
     ]
+    if server is not None:
+        waits.append(asyncio.create_task(keep(server, progress)))
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in done:
@@ -90,19 +97,33 @@ async def until(stop: asyncio.Event, children: Children, progress: Progress) -> 
         await asyncio.gather(*waits, return_exceptions=True)
 
 
+async def keep(server: EmbeddedPostgres, progress: Progress) -> None:
+    """Start the database again when it ends. Returns never; raises ServerFailed when it does not stay up."""
+    falls: deque[float] = deque(maxlen=FALLS_MAX)
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if server.is_over:
+            if not stands_up(falls):
+                raise ServerFailed("postgres", f"it does not stay up; its log: {server.log}")
+            progress.line(f"postgres has ended; its log: {server.log}; it is started again")
+            await asyncio.to_thread(server.start_again)
+
+
 @asynccontextmanager
-async def database(settings: Settings, folder: Path, progress: Progress) -> AsyncGenerator[str]:
-    """The DSN of the configured database, or of our own in `folder`."""
+async def database(
+    settings: Settings, folder: Path, progress: Progress
+) -> AsyncGenerator[tuple[str, EmbeddedPostgres | None]]:
+    """The DSN of the configured database, or of our own in `folder`, with its server then."""
     if settings.database_url is not None:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         with take_lock(folder):
             async with bootstrap.connection(settings):
                 progress.done("postgres", "the one of WAYPOST_DATABASE_URL")
-            yield settings.dsn()
+            yield settings.dsn(), None
         return
     server = EmbeddedPostgres(folder)
     async with local.embedded(server, keep=True) as dsn:
         progress.done(
             "postgres", f"{server.binaries.major}, embedded, 127.0.0.1:{server.port}, data in {folder}"
         )
-        yield dsn
+        yield dsn, server

@@ -205,12 +205,8 @@ class Children:
             await asyncio.sleep(0.2)
 
     async def _again(self, child: Child, falls: deque[float], tell: Callable[[str], None]) -> None:
-        now = time.monotonic()
-        if len(falls) == FALLS_MAX and now - falls[0] < FALLS_SECONDS:
+        if not stands_up(falls):
             raise child.ended()
-        while falls and now - falls[0] >= FALLS_SECONDS:
-            falls.popleft()
-        falls.append(now)
         tell(f"{child.ended()}; it is started again")
         await asyncio.sleep(REST_SECONDS * 2 ** (len(falls) - 1))
         self.all.remove(child)
@@ -223,6 +219,17 @@ class Children:
                 hear=self.hear,
             )
         )
+
+
+def stands_up(falls: deque[float]) -> bool:
+    """Whether what has fallen once more may be started again: not more than FALLS_MAX times within FALLS_SECONDS."""
+    now = time.monotonic()
+    while falls and now - falls[0] >= FALLS_SECONDS:
+        falls.popleft()
+    if len(falls) == FALLS_MAX:
+        return False
+    falls.append(now)
+    return True
 
 
 def libc_prctl() -> Callable[[int, int], int] | None:

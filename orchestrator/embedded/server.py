@@ -143,6 +143,31 @@ class EmbeddedPostgres:
             raise
         return self.dsn()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was started and has ended by itself."""
+        return self._server is not None and self._server.poll() is not None
+
+    def start_again(self) -> None:
+        """Start it where it was, after it has ended by itself. Blocks. Raises ServerFailed when it does not start.
+
+        For a moment what is left of the old one may be in the way.
+        """
+        assert self.is_over, "it has ended by itself"
+        assert self._server is not None, "it was started"
+        end(self._server)
+        self._wanted_port = self.port
+        deadline = time.monotonic() + STOP_MAX_SECONDS
+        while True:
+            try:
+                self._run()
+            except ServerFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+            else:
+                return
+
     def stop(self) -> None:
         """Stop, and wait until it has: open transactions are rolled back. Nothing to do is no error."""
         server, self._server = self._server, None

@@ -236,6 +236,25 @@ def test_a_part_that_dies_is_started_again_by_dev(dsn: str, tmp_path: Path) -> N
     assert code == 0
 
 
+def test_a_database_of_dev_that_dies_is_started_again_where_it_was(folder: Path, tmp_path: Path) -> None:
+    settings = {"WAYPOST_DATA_DIR": str(folder), "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0"}
+    command = [*waypost(), "list", "-o", "ids"]
+    with running(waypost("dev", "examples.shop.flows"), environment=settings, output=tmp_path / "out") as dev:
+        dev.until_said("Ctrl-C stops")
+        postmaster = int((folder / "postgres" / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+        dev.until_said("postgres has ended; its log: .*; it is started again")
+
+        def answers() -> bool:
+            ask = ["sh", "-c", f'. {folder}/environment && exec "$@"', "sh", *command]
+            return subprocess.run(ask, cwd=ROOT, timeout=60, capture_output=True, check=False).returncode == 0
+
+        until_true(answers, what="the database under the same address")
+        code = dev.end()
+
+    assert code == 0
+
+
 def part(parent: int, role: str) -> int:
     """The process that runs one part below `parent`."""
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in family(parent)}

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.acceptance.stand import free_port
 from tests.cli.processes import ROOT, Running, running, waypost
 from tests.waiting import until_true
 
@@ -252,3 +253,54 @@ def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str],
     assert [(actor, said["by"], said["reason"]) for actor, said in kept] == [
         ("operator:ada", "ada", "it is written now")
     ]
+
+
+# ---- processes that were started without a file ------------------------------------------------------------------
+
+
+def without(files: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """A command that a shell starts without these of its standard files."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {files}', "sh", *waypost(*arguments)],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_command_whose_stdout_is_closed_does_nothing_and_says_so(environment: dict[str, str]) -> None:
+    """A secret that was made would be lost."""
+    done = without("<&- >&-", "sender", "add", "bank", environment=environment)
+
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"waypost: stdout: expected an open file, for what this command says\n"
+    assert without("", "sender", "list", environment=environment).stdout.count(b"bank") == 0
+
+
+def test_a_command_whose_stderr_is_closed_says_nothing_but_data(environment: dict[str, str]) -> None:
+    done = without("<&- 2>&-", "list", environment=environment)
+
+    assert (done.returncode, done.stdout.split()) == (0, b"EXECUTION FLOW KEY STATE AGE NEXT".split())
+
+
+@pytest.mark.parametrize("part", sorted(STARTED))
+def test_a_part_works_without_any_standard_file(
+    environment: dict[str, str], tmp_path: Path, part: str
+) -> None:
+    """Its sockets do not become them, for which libuv would end it when they are closed."""
+    environment["WAYPOST_HEALTH_ADDR"] = f"127.0.0.1:{free_port()}"
+    port = environment["WAYPOST_HEALTH_ADDR"].split(":")[1]
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *waypost(part)]
+    with running(command, environment=environment, output=tmp_path / "out") as process:
+
+        def ready() -> bool:
+            assert process.process.poll() is None, "it goes on"
+            try:
+                return asked(port, "/readyz")[0] == 200
+            except ConnectionError:
+                return False
+
+        until_true(ready, what="readiness")
+        assert process.end() == 0

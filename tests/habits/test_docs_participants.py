@@ -195,14 +195,14 @@ def test_the_signature_by_hand_is_that_of_the_specification(tmp_path: Path) -> N
 def test_events_from_a_shell_are_taken_in_both_modes(dsn: str, tmp_path: Path) -> None:
     scripts = {block.partition(" ")[0]: block for block in blocks(PAGE, "sh")}
     (tmp_path / "post.sh").write_text(next(it for it in blocks(PAGE, "sh") if it.startswith("# post.sh ")))
-    structured, binary = scripts["waypost"], scripts["sh"]
+    structured, binary = scripts["test"], scripts["sh"]
     environment = environment_of(dsn)
 
     with running(waypost("receiver"), environment=environment, output=tmp_path / "receiver.out") as receiver:
         port = receiver.until_said(r'"event": "receiver.started".*"port": (\d+)')[1]
         more = {"WAYPOST_RECEIVER_URL": f"http://127.0.0.1:{port}", "PATH": path_with(tmp_path)}
         said = shell(structured + binary, tmp_path, **environment, **more)
-        again = shell(structured.partition("\n")[2], tmp_path, **environment, **more)
+        again = shell(structured, tmp_path, **environment, **more)
     with psycopg.connect(dsn) as conn:
         rows = conn.execute(
             "select source, event_id, type, key, data from waypost.inbox order by 2"
