@@ -160,7 +160,7 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
         if mail.epoch == machine.epoch:
             tell_outcome(machine, "ended", mail.path or "", data, now, actor=who)
         else:  # of what was asked before it continued as new; no path of now may be taken for it
-            tell_outcome(machine, "late", f"epoch:{mail.epoch}/{mail.path}", data, now, actor=who)
+            tell_outcome(machine, "late", f"epoch:{mail.epoch}/{mail.path or ''}", data, now, actor=who)
 
 
 def tell_event(machine: Machine, mail: Mail, now: datetime) -> None:
