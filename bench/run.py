@@ -10,13 +10,35 @@ import time
 from functools import partial
 from typing import Final
 
-from bench import claim_backlog, idle, local_steps, receiver, report, starts, webhook_saga
+from bench import (
+    claim_backlog,
+    idle,
+    local_steps,
+    many_items,
+    receiver,
+    replay,
+    report,
+    starts,
+    timers,
+    webhook_saga,
+)
 from bench.report import Taken
 from bench.schedule import Schedule
 from bench.server import Server, running
 
 BENCHES: Final = {
-    bench.NAME: bench for bench in (local_steps, webhook_saga, claim_backlog, receiver, starts, idle)
+    bench.NAME: bench
+    for bench in (
+        local_steps,
+        webhook_saga,
+        claim_backlog,
+        receiver,
+        starts,
+        idle,
+        many_items,
+        timers,
+        replay,
+    )
 }
 
 
