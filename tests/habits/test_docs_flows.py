@@ -14,12 +14,18 @@ import pytest
 
 from orchestrator import Context, Effect
 from tests.cli.processes import ROOT
-from tests.habits.documents import cells_of, code_in, files_in, text_of
+from tests.habits.documents import cells_of, code_in, files_in, table, text_of
 
 PAGE: Final = "docs/flows.md"
 SECTIONS: Final[dict[str, str]] = dict(
     re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", text_of(PAGE), re.MULTILINE | re.DOTALL)
 )
+
+COMPANIONS: Final = {"patched": ["deprecate_patch"], "now": ["uuid", "random"]}
+"""What stands in the section of another primitive."""
+
+PEOPLE: Final = {"approval"}
+"""What docs/flows-people.md tells."""
 
 each_section = pytest.mark.parametrize("name", SECTIONS)
 
@@ -39,7 +45,8 @@ def test_a_section_has_an_example_its_test_guarantees_and_limits(name: str) -> N
     files = files_in(PAGE)
 
     assert {f"shop/{name}.py", f"shop/test_{name}.py"} <= set(files)
-    assert f"ctx.{name}(" in files[f"shop/{name}.py"]
+    for primitive in [name, *COMPANIONS.get(name, [])]:
+        assert f"ctx.{primitive}(" in files[f"shop/{name}.py"]
     assert re.findall(r"^\*\*(Guarantees|Limits)\.\*\*$", SECTIONS[name], re.MULTILINE) == [
         "Guarantees",
         "Limits",
@@ -53,6 +60,15 @@ def test_a_section_tells_every_option_of_its_primitive(name: str) -> None:
     options = [it.name for it in signature.parameters.values() if it.kind is inspect.Parameter.KEYWORD_ONLY]
 
     assert [code_in(cells_of(row)[0])[0] for row in rows] == options
+
+
+def test_every_primitive_has_a_section_and_a_need() -> None:
+    primitives = {name for name, _ in inspect.getmembers(Context, callable) if not name.startswith("_")}
+    told = {*SECTIONS, *(other for others in COMPANIONS.values() for other in others)}
+    needed = [name for _, named in table(PAGE, "need") for name in code_in(named)]
+
+    assert told == primitives - PEOPLE
+    assert sorted(needed) == sorted(primitives)
 
 
 def test_the_effects_of_a_step_are_those_of_the_code() -> None:
