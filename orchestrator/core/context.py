@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, overload
 from uuid import UUID
 
@@ -490,9 +490,9 @@ class Context:
         self._machine.note("emit", name, {"type": kind.type_, "key": key, "data": data})
 
     def now(self) -> datetime:
-        """The time of the fact that resumed this flow. It moves with facts, not with the clock."""
+        """The time of the fact that resumed this flow, in UTC. It moves with facts, not with the clock."""
         self._machine.branches.here()
-        return self._machine.at
+        return self._machine.at.astimezone(UTC)
 
     def uuid(self) -> UUID:
         """A random-looking identifier that is the same in every replay."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator import Context, UsageError, days, hours
+from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
-from tests.core.answers import driven
+from tests.core.answers import driven, flow_of
 
 
 def until(when: datetime) -> Callable[[Context, int], Coroutine[Any, Any, str]]:
@@ -41,6 +42,16 @@ def test_a_sleep_until_means_the_moment_in_whichever_zone_it_is_told() -> None:
 
     assert flow.returned == (NOON + hours(3)).isoformat()
     assert flow.journal[1].data["due"] == (NOON + hours(3)).isoformat()
+
+
+def test_now_is_in_utc_whatever_zone_the_journal_was_read_in() -> None:
+    async def asks(ctx: Context, n: int) -> str:
+        return ctx.now().isoformat()
+
+    machine = Machine(flow_of(asks).program)
+    machine.tell("started", "", {"input": 1, "seed": ""}, NOON.astimezone(timezone(hours(9))))
+
+    assert machine.result == NOON.isoformat()
 
 
 @pytest.mark.parametrize("when", [NOON, NOON - days(400)])
