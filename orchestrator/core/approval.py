@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from contracts.errors import shown
@@ -62,7 +62,7 @@ class Approval:
     async def _decided(self, machine: Machine, said: dict[str, Json], request: str) -> Decision:
         ask = Ask("decision", "decision", said | {"request": request}, timeout=self.expires)
         value: dict[str, str] = await suspend(ask)
-        return Decision(value["choice"], value["by"], value["reason"], machine.at)
+        return Decision(value["choice"], value["by"], value["reason"], machine.at.astimezone(UTC))
 
     async def _reminds(self, machine: Machine, pause: timedelta, request: str) -> Decision:
         """Never ends: it is stopped by the decision, or by the end of the wait for it."""
