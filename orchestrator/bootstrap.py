@@ -19,6 +19,7 @@ import psycopg
 from contracts.errors import WaypostError
 from contracts.log import JsonLines
 from contracts.observer import Observer
+from contracts.spans import has_collector
 from contracts.vault import Vault
 from migrations import runner
 from orchestrator import libraries, registry
@@ -144,7 +145,11 @@ async def client_over(conn: Connection) -> AsyncGenerator[Client]:
         await conn.execute(NOTIFY, {"topics": [topic]})
 
     try:
-        yield Client(conn, hint=lambda topic: given.append(asyncio.create_task(notify(topic))))
+        yield Client(
+            conn,
+            hint=lambda topic: given.append(asyncio.create_task(notify(topic))),
+            traced=has_collector(os.environ),
+        )
     finally:
         await asyncio.gather(*given, return_exceptions=True)  # a hint that is lost costs a poll
 

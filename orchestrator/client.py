@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4, uuid5
 
+from psycopg.errors import SerializationFailure
+
 from contracts import strict_json, trace
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
 from contracts.identifiers import uuid7
@@ -22,9 +24,9 @@ from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
-from orchestrator.standing import Standing, stands
+from orchestrator.standing import ENDS, Standing, stands
 from orchestrator.store import approvals as asked_for
-from orchestrator.store import reading, starts
+from orchestrator.store import reading, starts, terminating
 from orchestrator.store.approvals import ApprovalRow
 from orchestrator.store.database import Connection
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
@@ -34,8 +36,6 @@ from receiver.inbox import MailItem
 
 Json = Any
 Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
-
-"""Why a person has to decide about an undo, and not about a step."""
 
 WORDS_MAX: Final = 500
 """Characters of a reason that an operator gives."""
@@ -106,20 +106,35 @@ class ExecutionView:
 
     @property
     def error(self) -> dict[str, Json] | None:
-        """The failure that ended the flow."""
+        """The failure that ended the flow, or that somebody terminated it."""
         last = self.facts[-1]
-        return json.loads(last.payload or "{}").get("error") if last.kind == "finished" else None
+        return json.loads(last.payload or "{}").get("error") if last.kind in ENDS else None
+
+    @property
+    def terminated(self) -> tuple[str, str] | None:
+        """By whom and why it was ended without its program; None when it was not."""
+        last = self.facts[-1]
+        said: dict[str, Json] = json.loads(last.payload or "{}")
+        return (said["by"], said["reason"]) if last.kind == "terminated" else None
 
 
 class Client:
-    """Over one connection (in autocommit). `hint` tells workers that there is work; without it they poll."""
+    """Over one connection (in autocommit). `hint` tells workers that there is work; without it they poll.
+    `traced` says that there is a collector, which is told of ends that no worker sees.
+    """
 
     def __init__(
-        self, conn: Connection, *, tenant: int = 1, hint: Callable[[str], None] = lambda _: None
+        self,
+        conn: Connection,
+        *,
+        tenant: int = 1,
+        hint: Callable[[str], None] = lambda _: None,
+        traced: bool = False,
     ) -> None:
         self._conn = conn
         self._tenant = tenant
         self._hint = hint
+        self._traced = traced
 
     async def start(self, flow: Flow, input: Json, *, key: str | None = None) -> Started:  # noqa: A002
         """Start one execution. A second start with the same `key` and input returns the first.
@@ -261,6 +276,31 @@ class Client:
         strict_json.encode(value, what="value", bytes_max=PAYLOAD_BYTES_MAX)
         order = {"order": "resolve", "verdict": verdict, "value": value}
         await self._order(view, order, path=path, by=by, reason=reason, once=True)
+
+    async def terminate(self, execution_id: UUID | str, *, by: str, reason: str) -> list[str]:
+        """End an execution at once and without its program, whatever its state: nothing more is undone, what has not
+        left never will, and its status is `failed`. Tells the paths of what stands: what was done, or may have been.
+
+        Said again by the same name for the same reason, it is the same order. Raises NotOpen when it has ended
+        otherwise, UnknownExecution, OrderInvalid.
+        """
+        words("name", by, NAME_BYTES_MAX)
+        words("reason", reason)
+        execution = _uuid(execution_id)
+        while True:
+            try:
+                done = await terminating.terminate(
+                    self._conn, execution, tenant=self._tenant, by=by, reason=reason, traced=self._traced
+                )
+                break
+            except SerializationFailure:  # it registered a wait in the very moment
+                continue
+        if done.outcome == "terminated":
+            return done.stands
+        view = await self.show(execution)
+        if view.terminated != (by, reason):
+            raise NotOpen(f"execution {execution} is {view.row.status}: there is nothing to terminate")
+        return [one.path for one in view.stands]
 
     async def approvals(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
         """What waits for a person to decide, the longest first."""

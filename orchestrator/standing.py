@@ -11,6 +11,9 @@ from orchestrator.store.reading import FactRow
 
 Json = Any
 
+ENDS: Final = frozenset({"finished", "terminated"})
+"""Kinds of facts after which a journal has no other."""
+
 UNDO_CODES: Final = frozenset({"undo-failed", "undo-unknown"})
 
 
@@ -29,7 +32,7 @@ class Standing:
 def stands(facts: Sequence[FactRow]) -> list[Standing]:
     """What stands, as the end says it; before the end, what a person has decided to leave."""
     left, last = {one.path: one for one in skipped(facts)}, facts[-1]
-    if last.kind != "finished":
+    if last.kind not in ENDS:
         return list(left.values())
     paths: list[str] = json.loads(last.payload or "{}").get("stands", [])
     return [left.get(path, Standing(path)) for path in paths]

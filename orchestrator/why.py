@@ -51,7 +51,8 @@ def at_rest(it: Situation, now: datetime) -> Explanation:
 
 
 def finished(it: Situation, now: datetime) -> Explanation:
-    row, said = it.row, list(journal(it))[-1].data
+    row, last = it.row, list(journal(it))[-1]
+    said = last.data
     assert row.finished_at is not None, "it is finished"
     at, error = when(row.finished_at, now), failure(said.get("error"))
     left = f"; still standing: {', '.join(map(str, standing))}" if (standing := stands(it.facts)) else ""
@@ -60,6 +61,8 @@ def finished(it: Situation, now: datetime) -> Explanation:
             sentence = f"It completed at {at}{left}."
         case Status.COMPENSATED:
             sentence = f"It failed at {at} with {error}, and all that was done is undone."
+        case Status.FAILED if last.kind == "terminated":
+            sentence = f"It was terminated at {at} by {said['by']} ({said['reason']}){left}."
         case Status.FAILED:
             sentence = f"It failed at {at} with {error}{left or '; nothing was there to undo'}."
         case Status.CANCELLED:

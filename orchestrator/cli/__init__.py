@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "list": operations.list_executions,
     "resume": operations.resume,
     "cancel": operations.cancel,
+    "terminate": operations.terminate,
     "resolve": operations.resolve,
     "approvals": approvals.approvals,
     "decide": approvals.decide,

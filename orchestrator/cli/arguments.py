@@ -224,6 +224,12 @@ def add_operations(command: Command) -> None:
     decide.add_argument("--reason", default="", metavar="TEXT", help="why; the journal keeps it")
     add_output(decide)
 
+    terminate = command(
+        "terminate", "End an execution at once: nothing more is undone, and what stands is listed."
+    )
+    terminate.add_argument("id", type=execution, metavar="ID")
+    add_operator(terminate)
+
     resolve = command("resolve", "Decide about a step or an undo that holds its execution.")
     resolve.add_argument("id", type=execution, metavar="ID")
     resolve.add_argument("path", metavar="PATH", help="as `show` prints it, such as charge/undo")

@@ -195,6 +195,8 @@ def words(fact: FactRow) -> str:
             text = f"{said['outcome']}: the event of fact {said['of']}"
         case "withdrawn" | "noted":
             text = f"{said.get('kind')} {said.get('name')}"
+        case "terminated":
+            text = f"{said.get('by')}: {said.get('reason')}"
         case "finished":
             text = f"{said.get('kind')} {briefly(said.get('output', said.get('error', said.get('input'))))}"
         case _ if "outcome" in said:
@@ -272,6 +274,22 @@ def cancel(args: Namespace, settings: Settings) -> int:
 async def cancel_one(args: Namespace, settings: Settings) -> None:
     async with bootstrap.client(settings) as client:
         await client.cancel(args.id, by=args.by, reason=args.reason, undo=not args.no_undo)
+
+
+def terminate(args: Namespace, settings: Settings) -> int:
+    stands = bootstrap.run(terminate_one(args, settings))
+    if args.output == "json":
+        said = {"by": args.by, "reason": args.reason, "stands": stands}
+        say(as_json({"execution_id": args.id, "order": "terminate", **said}))
+    else:
+        left = f"; still standing: {', '.join(map(plain, stands))}" if stands else "; nothing of it stands"
+        note(f"{args.id} is terminated{left}.")
+    return Exit.OK
+
+
+async def terminate_one(args: Namespace, settings: Settings) -> list[str]:
+    async with bootstrap.client(settings) as client:
+        return await client.terminate(args.id, by=args.by, reason=args.reason)
 
 
 def resolve(args: Namespace, settings: Settings) -> int:

@@ -48,6 +48,8 @@ class Agenda:
     def clear(self) -> None:
         """The program is over."""
         self.open.clear()
+        self.needs.clear()
+        self.decisions.clear()
         self.due.clear()
 
     # ---- times ---------------------------------------------------------------------------------------------

@@ -468,6 +468,13 @@ class Machine:
         if needless is not self.undoing.current:
             self._driver.undone(self.undoing.dropped(needless))
 
+    def on_terminated(self, fact: Fact) -> None:
+        """A person ended it without its program, which gets no say, and is let go."""
+        self._driver.status = Status(fact.data["kind"])
+        self.agenda.clear()
+        self.undoing.forget()
+        self.evict()
+
     # ---- facts of people -----------------------------------------------------------------------------------
 
     def on_cancel_asked(self, fact: Fact) -> None:

@@ -92,6 +92,12 @@ class Undoing:
             self._leave(scope)
         return self._freed()
 
+    def forget(self) -> None:
+        """Nothing of it is undone, nor waited for."""
+        self.current = None
+        self.unsettled.clear()
+        self._unwinding.clear()
+
     def _leave(self, scope: Scope) -> None:
         """All of `scope` stands, but for what is being undone."""
         for entry in [entry for entry in scope.entries.values() if entry is not self.current]:

@@ -82,7 +82,7 @@ class Claims:
                     await either(hinted, seconds=appetite.pause)
 
     async def watch_mail(self) -> None:
-        """Tell executions whose local steps run of mail that came meanwhile."""
+        """Tell executions whose local steps run of mail that came meanwhile, and of an end that they do not know."""
         while True:
             await asyncio.sleep(self._appetite.pause)
             waiting = [one for one in self._engine.owned.values() if one.waits_for_work]
@@ -93,7 +93,9 @@ class Claims:
                     )
                 for one in waiting:
                     row = rows.get(one.claim.execution)
-                    if row is not None and row.mail_received > one.mail_known:
+                    if row is not None and (
+                        row.mail_received > one.mail_known or row.fence != one.claim.fence
+                    ):
                         one.notice_mail()
 
     async def reload(self, claim: Claim, read: int | None) -> Loaded:

@@ -248,6 +248,10 @@ class Reader:
     def on_continued(self, fact: Fact) -> None:
         self._subject = replace(self._subject, epoch=int(fact.data.get("epoch", 0)))
 
+    def on_terminated(self, fact: Fact) -> None:
+        self._ordered(fact, "terminate")
+        self.on_finished(fact)
+
     def on_finished(self, fact: Fact) -> None:
         for path in list(self._pending):
             self._ended(replace_path(fact, path), "withdrawn")

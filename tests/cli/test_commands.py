@@ -58,6 +58,7 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         ("resume", str(uuid4())),
         ("cancel", str(uuid4())),
         ("cancel", "order-1", "--by", "ada", "--reason", "x"),
+        ("terminate", str(uuid4()), "--by", "ada"),
         ("decide", str(uuid4()), "spend", "approve"),
         ("decide", "order-1", "spend", "approve", "--by", "ada"),
         ("resolve", str(uuid4()), "charge", "maybe", "--by", "ada", "--reason", "x"),
@@ -513,6 +514,23 @@ def test_an_order_to_cancel_is_mail_with_a_name_and_a_reason(run: Run, dsn: str)
         {"order": "cancel", "undo": True, "by": "ada", "reason": "wrong address"},
         {"order": "cancel", "undo": False, "by": "ada", "reason": "keep it"},
     ]
+
+
+def test_what_is_terminated_says_what_stands_and_shows_who_ended_it(run: Run) -> None:
+    execution = run("start", "order", "--input", ORDER).out.strip()
+
+    said = run("terminate", execution, "--by", "ada", "--reason", "it hangs")
+    again = run("terminate", execution, "--by", "ada", "--reason", "it hangs", "-o", "json")
+    other = run("terminate", execution, "--by", "bob", "--reason", "me too")
+
+    assert (said.code, one_line(said)) == (0, f"{execution} is terminated; nothing of it stands.")
+    assert again.json == {
+        "execution_id": execution, "order": "terminate", "by": "ada", "reason": "it hangs", "stands": [],
+    }  # fmt: skip
+    assert (other.code, "there is nothing to terminate" in one_line(other)) == (5, True)
+    shown = run("show", execution)
+    assert "failed: terminated: by ada: it hangs" in shown.out
+    assert run("why", execution).out.startswith("failed: It was terminated at ")
 
 
 @pytest.fixture

@@ -332,6 +332,16 @@ def test_the_end_says_how_it_ended_and_closes_what_was_open(kind: str, error: st
     assert found["wait stock.reserve"].error is None
 
 
+def test_an_end_by_a_person_is_an_order_and_an_end_that_is_an_error() -> None:
+    error = {"class": "permanent", "type": "Terminated", "code": "terminated", "detail": "by ann: enough"}
+    said: dict[str, Any] = {"kind": "failed", "by": "ann", "reason": "enough", "stands": [], "error": error}
+
+    told = spans((1, "asked", "reserve", CALL), (3, "terminated", "", said))
+
+    assert told["operator terminate"].error is None
+    assert (told["end order"].error, seconds(told["wait stock.reserve"])) == ("terminated", (1, 3))
+
+
 def test_a_span_is_told_with_the_turn_that_ends_it_and_the_start_with_the_first() -> None:
     told = spans_of(
         ORDER,

@@ -54,6 +54,12 @@ SKIPPED: Final[tuple[Said, ...]] = (
 )
 
 
+def terminated(*stands: str) -> Situation:
+    error = {"code": "terminated", "detail": "by ann: enough"}
+    said = {"kind": "failed", "by": "ann", "reason": "enough", "error": error, "stands": [*stands]}
+    return case(("terminated", "", said), status="failed", wake=None)
+
+
 BOOM: Final = {"code": "declined", "detail": "no money"}
 
 CASES: Final[list[tuple[str, Situation]]] = [
@@ -123,6 +129,8 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("failed", ended("failed", error={"code": "declined"})),
     ("failed", ended("failed", error=BOOM, undone=1, stands=["reserve", "charge"])),
     ("failed", ended("failed", *SKIPPED, error=BOOM, undone=1, stands=["reserve", "charge"])),
+    ("failed", terminated()),
+    ("failed", terminated("reserve", "charge")),
     ("cancelled", ended("cancelled", reason="cancelled")),
     ("cancelled", ended("cancelled", reason="wrong address", undone=2)),
     ("cancelled", ended("cancelled", reason="wrong address", undone=1, stands=["charge"])),
