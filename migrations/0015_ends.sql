@@ -1,6 +1,6 @@
 -- compatible: yes
 --
--- How an execution ends that cannot be waited for.
+-- How an execution ends that cannot be waited for, and how long one may take.
 
 
 -- Ends an execution without its program, for a person who cannot wait for it: nothing more is undone, and what stands is
@@ -171,4 +171,172 @@ begin
     end if;
     return query
     select 'terminated', v_row.position + 1, v_stands;
+end $$;
+
+
+-- How long an execution of this version may take, as its code says; null: as long as it likes. For those who start
+-- executions without having the code: events and applications.
+alter table waypost.definition add column deadline interval,
+    add constraint deadline_is_ahead check (deadline > interval '0');
+
+
+drop function waypost.start_executions(
+    int[], uuid[], text[], text[], text[], bytea[], jsonb[], text[], timestamptz);
+
+-- Creates executions, as 0002 and 0011 describe it. New here: `p_deadline`, how long each may take, which the row and the
+-- first fact say as a moment. Without it, their definitions say how long.
+create function waypost.start_executions(
+    p_tenant int[], p_execution uuid[], p_definition text[], p_version text[], p_business text[],
+    p_digest bytea[], p_started jsonb[], p_traceparent text[], p_now timestamptz default null,
+    p_deadline interval[] default null
+) returns table (item int, outcome text, execution_id uuid)
+language plpgsql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := coalesce(p_now, now());
+    v_new uuid[];
+begin
+    with given as materialized (
+        select t.tenant_id, t.execution_id, t.definition, t.version, t.business_key, t.digest, t.started,
+               t.traceparent, t.ord,
+               v_now + case when p_deadline is not null then p_deadline[t.ord]
+                            else (select d.deadline
+                                    from waypost.definition d
+                                   where d.tenant_id = t.tenant_id
+                                     and d.name = t.definition
+                                     and d.version = t.version) end as deadline_at
+          from unnest(p_tenant, p_execution, p_definition, p_version, p_business, p_digest, p_started, p_traceparent)
+               with ordinality as t(tenant_id, execution_id, definition, version, business_key, digest, started,
+                                    traceparent, ord)
+    ),
+    new as (
+        insert into waypost.execution as e
+               (tenant_id, execution_id, definition, version, business_key, input_digest, wake_at, position,
+                events_after, deadline_at, traceparent, created_at)
+        select t.tenant_id, t.execution_id, t.definition, t.version, t.business_key, t.digest, v_now, 1,
+               waypost.inbox_mark(), t.deadline_at, t.traceparent, v_now
+          from given t
+         order by t.tenant_id, t.definition collate "C", t.business_key collate "C", t.execution_id, t.ord
+            on conflict do nothing
+     returning e.tenant_id, e.execution_id
+    ),
+    first as (
+        insert into waypost.journal (tenant_id, execution_id, position, fence, kind, payload, at)
+        select new.tenant_id, new.execution_id, 1, 0, 'started',
+               case when t.deadline_at is null then t.started
+                    else t.started || jsonb_build_object('deadline', t.deadline_at) end,
+               v_now
+          from new
+          join given t
+            on t.tenant_id = new.tenant_id
+           and t.execution_id = new.execution_id
+    )
+    select coalesce(array_agg(new.execution_id), '{}')
+      into v_new
+      from new;
+    -- stop: created
+
+    return query
+    select t.ord::int,
+           case when h.execution_id is null then 'again'
+                when h.execution_id = t.execution_id and h.execution_id = any(v_new) then 'started'
+                when h.input_digest = t.digest then 'exists'
+                when t.started -> 'input' = (select g.payload -> 'input'
+                                               from waypost.journal g
+                                              where g.tenant_id = t.tenant_id
+                                                and g.execution_id = h.execution_id
+                                                and g.position = 1) then 'exists'
+                else 'conflict' end,
+           h.execution_id
+      from unnest(p_tenant, p_execution, p_definition, p_business, p_digest, p_started)
+           with ordinality as t(tenant_id, execution_id, definition, business_key, digest, started, ord)
+      -- Two looks, one index each: an `or` of both would read every execution of the tenant.
+      left join lateral (
+           (select e.execution_id, e.input_digest
+              from waypost.execution e
+             where e.tenant_id = t.tenant_id
+               and e.execution_id = t.execution_id)
+           union all
+           (select e.execution_id, e.input_digest
+              from waypost.execution e
+             where e.tenant_id = t.tenant_id
+               and e.definition = t.definition
+               and e.business_key = t.business_key)
+            limit 1) h on true
+     order by t.ord;
+end $$;
+
+
+-- Creates the executions that new events start, as 0013 describes it. New here: their deadline, if their definition has
+-- one.
+create or replace function waypost.start_by_events(p_inbox bigint[], p_trace text[], p_now timestamptz) returns void
+language plpgsql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+    with s as materialized (
+        select i.tenant_id, i.inbox_id, i.sender, i.source, i.event_id, i.type, i.digest, t.trace,
+               coalesce(i.data, 'null') as input, g.definition, g.version, k.key, waypost.new_id() as execution_id,
+               p_now + (select d.deadline
+                          from waypost.definition d
+                         where d.tenant_id = g.tenant_id
+                           and d.name = g.definition
+                           and d.version = g.version) as deadline_at
+          from unnest(p_inbox, p_trace) as t(inbox_id, trace)
+          join waypost.inbox i on i.inbox_id = t.inbox_id
+         cross join lateral
+               (select d.definition,
+                       waypost.version_drawn(i.tenant_id, d.definition, i.type,
+                                             waypost.draw_of(i.source || ' ' || i.event_id)) as version
+                  from (select distinct o.definition
+                          from waypost.trigger o
+                         where o.tenant_id = i.tenant_id
+                           and o.type = i.type) d) v
+          join waypost.trigger g
+            on g.tenant_id = i.tenant_id
+           and g.definition = v.definition
+           and g.version = v.version
+          left join lateral
+               (select c.key
+                  from (select case when g.key_pointer is null then i.key
+                                    when jsonb_typeof(i.data #> waypost.steps_of(g.key_pointer)) in ('string', 'number')
+                                    then i.data #>> waypost.steps_of(g.key_pointer) end as key) c
+                 where octet_length(c.key) between 1 and 1024
+                   and c.key !~ '[\u0001-\u001f\u007f-\u009f]') k on true
+    ),
+    new as (
+        insert into waypost.execution as e
+               (tenant_id, execution_id, definition, version, business_key, input_digest, wake_at, position,
+                events_after, deadline_at, traceparent, created_at)
+        select s.tenant_id, s.execution_id, s.definition, s.version, s.key, s.digest, p_now, 1, s.inbox_id,
+               s.deadline_at, waypost.trace_of(s.execution_id, s.trace), p_now
+          from s
+         order by s.tenant_id, s.definition collate "C", s.key collate "C", s.inbox_id
+            on conflict do nothing
+     returning e.tenant_id, e.execution_id, e.events_after, e.traceparent
+    ),
+    first as (
+        insert into waypost.journal (tenant_id, execution_id, position, fence, kind, payload, actor, at)
+        select new.tenant_id, new.execution_id, 1, 0, 'started',
+               jsonb_build_object(
+                   'input', s.input,
+                   'definition', s.definition,
+                   'version', s.version,
+                   'seed', encode(substr(sha256(uuid_send(gen_random_uuid())), 1, 8), 'hex'),
+                   'key', s.key,
+                   'traceparent', new.traceparent,
+                   'event', jsonb_build_object('sender', s.sender, 'source', s.source, 'id', s.event_id,
+                                               'type', s.type, 'inbox_id', s.inbox_id, 'traceparent', s.trace))
+               || case when s.deadline_at is null then '{}'
+                       else jsonb_build_object('deadline', s.deadline_at) end,
+               'sender:' || s.sender, p_now
+          from new
+          join s on s.execution_id = new.execution_id
+    )
+    update waypost.inbox i
+       set taken = true
+     where i.inbox_id in (select new.events_after from new);
 end $$;

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4, uuid5
 
@@ -18,7 +18,7 @@ from psycopg.errors import SerializationFailure
 from contracts import strict_json, trace
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
 from contracts.identifiers import uuid7
-from contracts.limits import KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX
+from contracts.limits import KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX
 from orchestrator import approvals
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
@@ -136,17 +136,34 @@ class Client:
         self._hint = hint
         self._traced = traced
 
-    async def start(self, flow: Flow, input: Json, *, key: str | None = None) -> Started:  # noqa: A002
-        """Start one execution. A second start with the same `key` and input returns the first.
+    async def start(
+        self,
+        flow: Flow,
+        input: Json,  # noqa: A002  # an execution's input, everywhere
+        *,
+        key: str | None = None,
+        deadline: timedelta | None = None,
+    ) -> Started:
+        """Start one execution. A second start with the same `key` and input returns the first. It may take no longer
+        than `deadline`, or what its flow says.
 
-        Raises InputInvalid with every place that does not fit, NotEncodable or TooLarge, and KeyConflict when
-        the key belongs to an execution with another input. Then nothing was written.
+        Raises InputInvalid with every place that does not fit, NotEncodable or TooLarge, OrderInvalid for a key or a
+        deadline that cannot be, and KeyConflict when the key belongs to an execution with another input. Then nothing
+        was written.
         """
-        return (await self.start_many(flow, [(input, key)]))[0]
+        return (await self.start_many(flow, [(input, key)], deadline=deadline))[0]
 
-    async def start_many(self, flow: Flow, inputs: Sequence[tuple[Json, str | None]]) -> list[Started]:
+    async def start_many(
+        self,
+        flow: Flow,
+        inputs: Sequence[tuple[Json, str | None]],
+        *,
+        deadline: timedelta | None = None,
+    ) -> list[Started]:
         """Start an execution for each (input, key), all in one transaction; as `start`."""
-        new = [self._new(flow, given, key) for given, key in inputs]
+        if deadline is not None and not timedelta(0) < deadline <= SPAN_MAX:
+            raise OrderInvalid(f"deadline of {deadline}: expected more than 0 and at most ten years")
+        new = [self._new(flow, given, key, deadline or flow.deadline) for given, key in inputs]
         keyed = any(one.business_key is not None for one in new)
         async with self._conn.transaction() if keyed else contextlib.nullcontext():
             outcomes = await starts.start(self._conn, new)
@@ -158,7 +175,13 @@ class Client:
         self._hint("execution")
         return [Started(UUID(e), "started" if o == "started" else "exists") for o, e in outcomes]
 
-    def _new(self, flow: Flow, input: Json, key: str | None) -> NewExecution:  # noqa: A002
+    def _new(
+        self,
+        flow: Flow,
+        input: Json,  # noqa: A002  # an execution's input, everywhere
+        key: str | None,
+        deadline: timedelta | None,
+    ) -> NewExecution:
         if key is not None and not (
             0 < len(key.encode("utf-8", "replace")) <= KEY_BYTES_MAX and key.isprintable()
         ):
@@ -184,6 +207,7 @@ class Client:
             digest=hashlib.sha256(text.encode()).digest(),
             started=strict_json.encode(started, what="started"),
             traceparent=traceparent,
+            deadline=deadline,
         )
 
     async def show(self, execution_id: UUID | str) -> ExecutionView:

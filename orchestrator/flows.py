@@ -66,6 +66,7 @@ class Flows:
                 None if flow.on is None else flow.on.type_,
                 flow.key,
                 fingerprint(flow.run),
+                flow.deadline,
             )
             for flow in self
         ]

@@ -77,14 +77,24 @@ class Expected(Generic[R]):
 
 
 class FlowTester(Generic[I, O]):
-    """Drives one execution of a flow by hand, from `at` on."""
+    """Drives one execution of a flow by hand, from `at` on; it may take no longer than `deadline`, or its flow's."""
 
-    def __init__(self, flow: Workflow[I, O], input: I, *, at: datetime = NOON, seed: str = "test") -> None:  # noqa: A002
+    def __init__(
+        self,
+        flow: Workflow[I, O],
+        input: I,  # noqa: A002  # an execution's input, everywhere
+        *,
+        at: datetime = NOON,
+        seed: str = "test",
+        deadline: timedelta | None = None,
+    ) -> None:
         self.flow = flow
         self.at = at
         self.journal: list[Fact] = []
         self.machine = Machine(flow.program)
-        self.tell("started", "", {"input": flow.checked(plain(input)), "seed": seed})
+        span = deadline or flow.deadline
+        until: dict[str, Json] = {} if span is None else {"deadline": (at + span).isoformat()}
+        self.tell("started", "", {"input": flow.checked(plain(input)), "seed": seed} | until)
 
     @overload
     def expect(self, what: type[Command[R]] | Command[R]) -> Expected[R]: ...

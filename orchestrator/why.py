@@ -6,6 +6,7 @@ A pure function. There is no sentence for "something else": what no rule here kn
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,6 +27,15 @@ def explain(it: Situation, now: datetime) -> Explanation:
     row = it.row
     if row.finished_at is not None:
         return finished(it, now)
+    told = unfinished(it, now)
+    if row.deadline_at is None:
+        return told
+    be = "is" if row.deadline_at > now else "was"
+    return replace(told, sentence=f"{told.sentence} Its deadline {be} at {when(row.deadline_at, now)}.")
+
+
+def unfinished(it: Situation, now: datetime) -> Explanation:
+    row = it.row
     if it.around.stuck is not None:
         return stuck(it)
     if row.owner is not None:

@@ -6,13 +6,14 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from contracts.errors import InputInvalid as InputRefused
 from contracts.errors import shown
-from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX
+from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX, SPAN_MAX
 from contracts.messages import Event, plain
 from orchestrator.core.context import Context, Saga
 from orchestrator.core.errors import Continue, InputInvalid, UsageError
@@ -30,7 +31,7 @@ class Workflow(Generic[I, O]):
     """A flow: a program with a name and a version, and the models of what it is given and returns.
 
     An event of class `on` starts it; `key` is a JSON pointer to the business key in the event's data, None for its
-    subject.
+    subject. `deadline` is how long an execution may take, None as long as it likes.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Workflow(Generic[I, O]):
     output: TypeAdapter[Any]
     on: type[Event] | None = None
     key: str | None = None
+    deadline: timedelta | None = None
 
     async def program(self, machine: Machine, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """The flow as the machine drives it: one saga around all it does. Raises InputInvalid."""
@@ -72,14 +74,23 @@ class Workflow(Generic[I, O]):
 
 
 def workflow(
-    *, name: str, version: str, on: type[Event] | None = None, key: str | None = None
+    *,
+    name: str,
+    version: str,
+    on: type[Event] | None = None,
+    key: str | None = None,
+    deadline: timedelta | None = None,
 ) -> Callable[[Callable[[Context, I], Op[O]]], Workflow[I, O]]:
     """Make a flow of `async def flow(ctx, input) -> output`; its annotations are its models.
 
     With `on`, each event of that class starts it, with the event's data as its input: once for each business key,
     which is the event's subject, or what `key` names: a field of the event, or a JSON pointer into its data.
 
-    Raises UsageError when the name, the version, the event, the key or the function's shape cannot be one of a flow.
+    With a `deadline`, an execution that is not over so long after its start is stopped and undone: it ends
+    `compensated` or `failed`.
+
+    Raises UsageError when the name, the version, the event, the key, the deadline or the function's shape cannot be one
+    of a flow.
     """
     for what, word in (("name", name), ("version", version)):
         if not is_name(word) or "@" in word:
@@ -87,6 +98,7 @@ def workflow(
                 f"workflow {what} {shown(word)}: expected 1 to {NAME_BYTES_MAX} bytes of printable text without @"
             )
     pointer = trigger_key(name, on, key)
+    bounded("deadline", deadline, where=f"workflow {name}: ")
 
     def register(fn: Callable[[Context, I], Op[O]]) -> Workflow[I, O]:
         parameters = list(inspect.signature(fn).parameters)
@@ -100,9 +112,18 @@ def workflow(
                 f"found {getattr(takes, '__name__', takes)}"
             )
         output = TypeAdapter(hints.get("return", Any))
-        return Workflow(name, version, fn, TypeAdapter(takes), output, on, pointer)
+        return Workflow(name, version, fn, TypeAdapter(takes), output, on, pointer, deadline)
 
     return register
+
+
+def bounded(what: str, span: object, *, where: str = "") -> None:
+    """Raises UsageError for what is no span of more than nothing and at most ten years, nor None."""
+    if span is not None and not (isinstance(span, timedelta) and timedelta(0) < span <= SPAN_MAX):
+        found = shown(span)
+        raise UsageError(
+            f"{where}{what}= expected a timedelta of more than 0 and at most ten years, found {found}"
+        )
 
 
 def trigger_key(name: str, on: object, key: object) -> str | None:

@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     add_roles(command)
     add_registry(command)
     add_operations(command)
+    add_orders(command)
     add_contracts(command)
     add_versions(command)
     demo = command("demo", "Show it all: start every part and three services, and run four orders.")
@@ -177,6 +178,12 @@ def add_operations(command: Command) -> None:
         metavar="MODULE",
         help="a module with flows (else WAYPOST_FLOWS)",
     )
+    start.add_argument(
+        "--deadline",
+        type=duration,
+        metavar="SPAN",
+        help="stop and undo it when it takes longer (else its flow's)",
+    )
     start.add_argument("--wait", action="store_true", help="return when it has finished or is held")
     start.add_argument("--timeout", type=duration, help="of --wait (default: 5m)")
     add_output(start)
@@ -200,6 +207,9 @@ def add_operations(command: Command) -> None:
     listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
     add_output(listing, "table", "ids")
 
+
+def add_orders(command: Command) -> None:
+    """What a person decides about executions."""
     resume = command("resume", "Let a held execution go on where it stopped.")
     resume.add_argument("id", type=execution, metavar="ID")
     add_operator(resume)

@@ -49,7 +49,7 @@ async def start_one(args: Namespace, settings: Settings) -> int:
         if not version:
             drawn = await versions.drawn(conn, name, args.key or str(uuid4()), tenant=TENANT)
             flow = flows.get(name, drawn) if (name, drawn) in flows.names() else flow
-        started = await client.start(flow, given, key=args.key)
+        started = await client.start(flow, given, key=args.key, deadline=args.deadline)
         if started.outcome == "exists":
             note(f"Key {plain(args.key)} was started before with this input; this is its execution.")
         if args.wait:
@@ -170,9 +170,9 @@ def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) 
 def progress(row: ExecutionRow, now: datetime) -> str:
     if row.finished_at is not None:
         return f", finished after {(row.finished_at - row.created_at).total_seconds():.1f} s"
-    return (
-        f", next look {advice.due(row.wake_at, now=now)}" if row.wake_at is not None else ", waits for mail"
-    )
+    ends = "" if row.deadline_at is None else f", deadline {advice.due(row.deadline_at, now=now)}"
+    next_ = f"next look {advice.due(row.wake_at, now=now)}" if row.wake_at is not None else "waits for mail"
+    return f", {next_}{ends}"
 
 
 def payload_of(fact: FactRow) -> Any:

@@ -18,9 +18,10 @@ Json = Any
 class Agenda:
     """`open` has what is asked and not answered, by path, with the branch that waits; `needs` what a person has to
     decide about; `decisions` what the core itself knows about an ask; `buffer` the events that nobody took yet.
+    `deadline` is when all has to be over; it stands at no path.
     """
 
-    __slots__ = ("buffer", "decisions", "due", "needs", "open")
+    __slots__ = ("buffer", "deadline", "decisions", "due", "needs", "open")
 
     def __init__(self) -> None:
         self.open: dict[str, tuple[Branch, Ask]] = {}
@@ -28,6 +29,7 @@ class Agenda:
         self.decisions: dict[str, dict[str, Json]] = {}
         self.buffer = Buffer()
         self.due: list[tuple[datetime, int, str]] = []
+        self.deadline: datetime | None = None
 
     def add(self, branch: Branch, ask: Ask, fact: Fact) -> None:
         """`branch` waits for `ask`, as `fact` recorded it."""
@@ -51,18 +53,22 @@ class Agenda:
         self.needs.clear()
         self.decisions.clear()
         self.due.clear()
+        self.deadline = None
 
     # ---- times ---------------------------------------------------------------------------------------------
 
     def next_due(self) -> tuple[datetime, str] | None:
-        """The earliest due time of all that is open, and its path: sleeps, timeouts, and when to try again."""
+        """The earliest due time of all that is open, and its path: sleeps, timeouts, when to try again, and, at no
+        path, the deadline.
+        """
+        deadline = self.deadline
         while self.due:
             at, _, path = self.due[0]
             found = self.open.get(path)
             if found is not None and at in (found[1].due, found[1].retry_at):
-                return at, path
+                return (at, path) if deadline is None or at <= deadline else (deadline, "")
             heapq.heappop(self.due)
-        return None
+        return None if deadline is None else (deadline, "")
 
     def take_due(self) -> Ask:
         """What is due next; its time has come, and does not count again."""

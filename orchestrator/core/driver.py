@@ -17,6 +17,7 @@ from orchestrator.core.errors import (
     Continue,
     Halt,
     LimitExceeded,
+    Overdue,
     ProgramFault,
     in_full,
     is_fault,
@@ -38,10 +39,11 @@ Json = Any
 class Driver:
     """Lets the branches of a program go on until all are blocked, and writes down what they say.
 
-    `status` and `result` are its end, once it has one; `next` is what it goes on with as new.
+    `status` and `result` are its end, once it has one; `next` is what it goes on with as new. `overdue`: its deadline
+    is what stops it.
     """
 
-    __slots__ = ("agenda", "branches", "journal", "next", "result", "status", "undoing")
+    __slots__ = ("agenda", "branches", "journal", "next", "overdue", "result", "status", "undoing")
 
     def __init__(self, journal: Journal, agenda: Agenda, branches: Branches, undoing: Undoing) -> None:
         self.journal = journal
@@ -51,6 +53,7 @@ class Driver:
         self.status = Status.OPEN
         self.result: Json = None
         self.next: Continue | None = None
+        self.overdue = False
 
     def drive(self) -> None:
         """Until every branch is blocked. Raises a Halt when the execution must be held."""
@@ -192,6 +195,8 @@ class Driver:
             self._finish(value, error, list(branch.scope.entries))
 
     def _finish(self, value: Json, error: BaseException | None, standing: list[str]) -> None:
+        if self.overdue and isinstance(error, Cancelled):
+            error = Overdue(str(error))
         status, result, data, text = finished(self.journal, self.undoing, standing, value, error)
         self.journal.produce("finished", "", data, text)
         self.status, self.result = status, result

@@ -122,6 +122,10 @@ class ProgramFault(Halt):
     code = "program-fault"
 
 
+class Overdue(Exception):  # it is what an end says, and nobody raises it
+    """How an execution ends that its deadline has stopped."""
+
+
 class InputInvalid(Halt):
     """The recorded input does not fit the model of the flow."""
 
@@ -234,6 +238,9 @@ def structure(error: BaseException) -> dict[str, Json]:
             "path": storable(str(error.path)),
         }
         return kept | ({"data": error.data} if error.data is not None else {})
+    if isinstance(error, Overdue):
+        said = {"code": "deadline", "detail": storable(str(error))}
+        return {"class": "transient", "type": "Overdue", **said}
     late = isinstance(error, TimedOut)
     return {
         "class": "transient" if late else "permanent",

@@ -13,14 +13,23 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from contracts import strict_json
-from contracts.errors import NotEncodable, TooLarge
+from contracts.errors import NotEncodable, TooLarge, shown
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
 from orchestrator.core.driver import Driver, making_undo
-from orchestrator.core.errors import ENDINGS, Continue, Halt, NonDeterminism, UsageError, error_in, reason_of
+from orchestrator.core.errors import (
+    ENDINGS,
+    Continue,
+    Halt,
+    InputInvalid,
+    NonDeterminism,
+    UsageError,
+    error_in,
+    reason_of,
+)
 from orchestrator.core.fact import BYSTANDERS, Fact
 from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, SentAgain, TakenBack
 from orchestrator.core.past import Past
@@ -122,7 +131,9 @@ class Machine:
         return path in self.agenda.needs
 
     def next_due(self) -> tuple[datetime, str] | None:
-        """The earliest due time of all that is open, and its path: sleeps, timeouts, and when to try again."""
+        """The earliest due time of all that is open, and its path: sleeps, timeouts, when to try again, and, at no
+        path, the deadline.
+        """
         return self.agenda.next_due()
 
     def runnable(self) -> list[Ask]:
@@ -234,6 +245,9 @@ class Machine:
         due = self.next_due()
         if due is None or due[0] > now:
             return False
+        if not due[1]:
+            self._overrun(due[0], now)
+            return True
         ask = self.agenda.take_due()
         if ask.retry_at == due[0] and ask.is_message:
             self._tell("resent", ask.path, {"attempt": ask.attempt}, now)
@@ -245,6 +259,12 @@ class Machine:
             late = ask.is_event or ask.is_decision
             self._tell("ended", ask.path, {"outcome": "timed_out" if late else "done"}, now)
         return True
+
+    def _overrun(self, deadline: datetime, now: datetime) -> None:
+        """The time of the whole execution is over: it is asked to end, as by a person."""
+        reason = f"its deadline was over at {deadline.isoformat()}"
+        said = {"by": "deadline", "reason": reason, "undo": True, "deadline": deadline.isoformat()}
+        self._tell("cancel_asked", "", said, now)
 
     def _time_out(self, ask: Ask, now: datetime) -> None:
         """What was sent, or runs, has to settle; nothing of what waits for its next try is under way."""
@@ -381,6 +401,7 @@ class Machine:
         self.started, self.began = fact.data, fact.at
         self.journal.before = fact.position - 1
         self._seed = str(fact.data.get("seed", "")).encode()
+        self.agenda.deadline = moment(fact.data.get("deadline"))
         self.branches.begin(self.program(self, fact.data.get("input")))
 
     def on_continued(self, fact: Fact) -> None:
@@ -486,6 +507,9 @@ class Machine:
         assert root is not None, "what was not started cannot be cancelled"
         if not fact.data.get("undo", True):
             self._stop_undoing()
+        if "deadline" in fact.data:
+            self.agenda.deadline = None
+            self._driver.overdue = self._driver.overdue or not root.told
         reason = str(fact.data.get("reason") or "cancelled")
         self._driver.withdraw(self.branches.cancel(root, reason))
 
@@ -618,3 +642,18 @@ class Machine:
         """Sixteen bytes that depend on the seed and on where the program is: the same in every replay."""
         path = self.branches.place(name)
         return hashlib.blake2b(path.encode(), key=self._seed[:64], digest_size=16).digest()
+
+
+def moment(text: Json) -> datetime | None:
+    """A deadline as the first fact says it. Raises InputInvalid for what is none."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        raise InputInvalid(
+            f"the recorded deadline: expected a moment with its time zone, found {shown(text)}"
+        )
+    return found

@@ -74,8 +74,10 @@ class Inputs:
             if self.unread and not (fires and due is not None and self._fires_first(due)):
                 self._take(machine, now)
             elif fires and due is not None:
-                ask = machine.open[due[1]][1]
-                self.guard = self.guard or ask.is_message or ask.is_decision
+                found = machine.open.get(due[1])
+                self.guard = self.guard or (
+                    found is not None and (found[1].is_message or found[1].is_decision)
+                )
                 machine.fire(now)
             else:
                 return

@@ -9,7 +9,7 @@ Source: PostgreSQL documentation, 8.15.2 and 8.15.6, array input and output synt
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 
 def plain(values: Iterable[object]) -> str:
@@ -39,6 +39,10 @@ def times(values: Iterable[datetime | None]) -> str:
             last, text = value, "null" if value is None else f'"{value.isoformat()}"'
         texts.append(text)
     return "{" + ",".join(texts) + "}"
+
+
+def spans(values: Iterable[timedelta | None]) -> str:
+    return "{" + ",".join(["null" if v is None else f'"{v.total_seconds():f} s"' for v in values]) + "}"
 
 
 def flags(values: Iterable[bool]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, Literal, LiteralString
 from urllib.parse import quote
 
@@ -33,7 +34,8 @@ class Definition:
     """A version of a flow that a worker holds.
 
     `on` is the type of the events that start it, None when none does; `key` is a JSON pointer to the business key
-    in their data, None for their subject. `fingerprint` says which code it is, None when that is not known.
+    in their data, None for their subject. `fingerprint` says which code it is, None when that is not known; `deadline`
+    how long an execution may take.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Definition:
     on: str | None = None
     key: str | None = None
     fingerprint: bytes | None = None
+    deadline: timedelta | None = None
 
 
 ALONE: Final[LiteralString] = """
@@ -48,16 +51,17 @@ ALONE: Final[LiteralString] = """
 """
 
 PUBLISH: Final[LiteralString] = """
-    insert into waypost.definition as d (tenant_id, name, version, kind, state, fingerprint)
-    select 1, t.name, t.version, 'code', 'published', t.fingerprint
-      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[]) with ordinality
-           as t(name, version, fingerprint, ord)
+    insert into waypost.definition as d (tenant_id, name, version, kind, state, fingerprint, deadline)
+    select 1, t.name, t.version, 'code', 'published', t.fingerprint, t.deadline
+      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[], %(deadlines)s::interval[])
+           with ordinality as t(name, version, fingerprint, deadline, ord)
      order by t.ord
         on conflict (tenant_id, name, version) do update
-       set fingerprint = excluded.fingerprint
+       set fingerprint = coalesce(excluded.fingerprint, d.fingerprint), deadline = excluded.deadline
      where d.kind = 'code'
-       and excluded.fingerprint is not null
-       and (d.fingerprint is null or (%(accept)s::boolean and d.fingerprint <> excluded.fingerprint))
+       and (coalesce(d.fingerprint = excluded.fingerprint, true) or %(accept)s::boolean)
+       and (d.fingerprint is distinct from coalesce(excluded.fingerprint, d.fingerprint)
+            or d.deadline is distinct from excluded.deadline)
 """
 
 CHANGED: Final[LiteralString] = """
@@ -116,6 +120,7 @@ async def publish(
         "keys": arrays.texts(flow.key for flow in flows),
         "fingerprints": arrays.blobs(flow.fingerprint for flow in flows),
         "accept": changed == "accept",
+        "deadlines": arrays.spans(flow.deadline for flow in flows),
     }
     async with conn.transaction():
         await conn.execute(ALONE)

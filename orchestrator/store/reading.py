@@ -37,6 +37,7 @@ class ExecutionRow:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    deadline_at: datetime | None
 
 
 COLUMNS: Final[LiteralString] = """
@@ -46,7 +47,8 @@ COLUMNS: Final[LiteralString] = """
                 when e.wake_at <= now() then 'ready'
                 else 'waiting' end as state,
            e.status, e.undoing, e.epoch, e.position, e.wake_at, e.owner::text, e.fence,
-           e.mail_received - e.mail_read as mail_unread, e.created_at, e.started_at, e.finished_at
+           e.mail_received - e.mail_read as mail_unread, e.created_at, e.started_at, e.finished_at,
+           e.deadline_at
       from waypost.execution e
 """
 

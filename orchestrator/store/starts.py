@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal, LiteralString, TypeAlias
 
 from orchestrator.store import arrays
@@ -15,7 +15,9 @@ StartOutcome: TypeAlias = Literal["started", "exists", "conflict", "again"]
 
 @dataclass(frozen=True, slots=True)
 class NewExecution:
-    """What `start` writes. `started` is the payload of the first fact, as JSON; `digest` identifies the input."""
+    """What `start` writes. `started` is the payload of the first fact, as JSON; `digest` identifies the input;
+    `deadline` is how long it may take.
+    """
 
     tenant: int
     execution: str
@@ -25,13 +27,15 @@ class NewExecution:
     digest: bytes
     started: str
     traceparent: str
+    deadline: timedelta | None = None
 
 
 START: Final[LiteralString] = """
     select outcome, execution_id::text
       from waypost.start_executions(
              %(tenants)s::int[], %(ids)s::uuid[], %(definitions)s::text[], %(versions)s::text[], %(keys)s::text[],
-             %(digests)s::bytea[], %(started)s::jsonb[], %(traceparents)s::text[], %(now)s::timestamptz)
+             %(digests)s::bytea[], %(started)s::jsonb[], %(traceparents)s::text[], %(now)s::timestamptz,
+             %(deadlines)s::interval[])
      order by item
 """
 
@@ -54,6 +58,7 @@ async def start(
         "started": arrays.texts(n.started for n in new),
         "traceparents": arrays.texts(n.traceparent for n in new),
         "now": now,
+        "deadlines": arrays.spans(n.deadline for n in new),
     }
     cursor = await conn.execute(START, parameters, prepare=True)
     return [(outcome, execution) for outcome, execution in await cursor.fetchall()]

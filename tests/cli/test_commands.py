@@ -55,6 +55,8 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         ("start", "order", "--module", "examples.shop.flows", "--input", "@no-such-file"),
         ("endpoint", "add", "payments"),
         ("endpoint", "add", "payments", "https://a.example", "--timeout", "soon"),
+        ("start", "order", "--input", ORDER, "--deadline", "soon"),
+        ("start", "order", "--input", ORDER, "--deadline", "0s"),
         ("resume", str(uuid4())),
         ("cancel", str(uuid4())),
         ("cancel", "order-1", "--by", "ada", "--reason", "x"),
@@ -514,6 +516,16 @@ def test_an_order_to_cancel_is_mail_with_a_name_and_a_reason(run: Run, dsn: str)
         {"order": "cancel", "undo": True, "by": "ada", "reason": "wrong address"},
         {"order": "cancel", "undo": False, "by": "ada", "reason": "keep it"},
     ]
+
+
+def test_an_execution_may_be_given_a_deadline_and_shows_it(run: Run) -> None:
+    execution = run("start", "order", "--input", ORDER, "--deadline", "2h").out.strip()
+
+    shown, data = run("show", execution).out, run("show", execution, "-o", "json").json
+
+    assert ", deadline in 1 h" in shown
+    assert data["deadline_at"] is not None
+    assert "Its deadline is at" in run("why", execution).out
 
 
 def test_what_is_terminated_says_what_stands_and_shows_who_ended_it(run: Run) -> None:

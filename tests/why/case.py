@@ -84,6 +84,7 @@ def case(
     holders: int = 1,
     stuck: str | None = None,
     undoing: bool = False,
+    deadline: float | None = None,
 ) -> Situation:
     """An execution that said `said` half a minute ago, after it was started."""
     facts: list[Said] = [("started", "", {"input": {}}), *said]
@@ -94,6 +95,7 @@ def case(
             status=status, undoing=undoing, epoch=0, position=len(facts), wake_at=None if wake is None else at(wake),
             owner=None if worker is None else worker.worker_id, fence=1, mail_unread=0, created_at=at(-30),
             started_at=at(-30), finished_at=at(-5) if over else None,
+            deadline_at=None if deadline is None else at(deadline),
         ),
         facts=[
             FactRow(number, kind, path, "program", 1, at(-30), at(-30), json.dumps(data))

@@ -71,6 +71,8 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("worker-lost", case(worker=replace(LIVING, lease_until=at(-2)))),
     ("worker-lost", case(worker=replace(LIVING, dead_at=at(-1)))),
     ("taken-over", case(CALL, ("orphaned", "", {}), wake=30)),
+    ("awaiting-event", case(asked_event(), deadline=3600, wake=3600)),
+    ("to-be-sent", case(CALL, messages=[MESSAGE], deadline=-5, undoing=True)),
     ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
     ("awaiting-event", case(asked_event())),
     ("awaiting-event", case(asked_event(key="", due=300))),
