@@ -10,7 +10,8 @@
 -- has lost the execution.
 --
 -- WHAT STANDS is each step with an undo that was done or may have been: that is not refused, not undone, and whose
--- command has left. Messages that have not left never will. Mail that nobody has read counts as if somebody had.
+-- command has left. Commands that have not left never will, while events that it emitted still do. Mail that nobody has
+-- read counts as if somebody had.
 --
 -- `outcome` is 'terminated', 'over' when it has ended before, and null when there is no such execution.
 create function waypost.terminate(
@@ -62,6 +63,7 @@ begin
        from waypost.outbox o
       where o.tenant_id = p_tenant
         and o.execution_id = p_execution
+        and o.command
         and o.state in ('due', 'expired', 'sending')
       order by o.tenant_id, o.message_id
         for no key update of o;
@@ -114,12 +116,14 @@ begin
          where a.payload ->> 'kind' = 'undo'
            and a.path in (select d.path from said d where d.outcome = 'done' or d.verdict = 'done')
          union all
+        -- A command may have been sent more than once: each of its messages counts.
         select o.path
           from waypost.outbox o
          where o.tenant_id = p_tenant
            and o.execution_id = p_execution
-           and o.state in ('due', 'expired')
-           and not o.reached
+           and o.epoch = v_row.epoch
+         group by o.path
+        having bool_and(o.state in ('due', 'expired', 'withdrawn') and not o.reached)
     )
     select coalesce(array_agg(a.path order by a.position), '{}')
       into v_stands
@@ -160,6 +164,7 @@ begin
                           from waypost.outbox o
                          where o.tenant_id = p_tenant
                            and o.execution_id = p_execution
+                           and o.command
                            and o.state in ('due', 'expired', 'sending'));
     if v_messages <> '{}' then
         perform waypost.take_back(

@@ -207,7 +207,8 @@ def tell_decision(machine: Machine, mail: Mail, data: dict[str, Json], now: date
     found = machine.open.get(path) if mail.epoch == machine.epoch else None
     fits = found is not None and found[1].is_decision and choice in found[1].args["choices"]
     value = {"choice": choice if fits else storable(str(choice))[:SHOWN_CHARACTERS_MAX], **words}
-    machine.tell("ended" if fits else "late", path, {"outcome": "done", "value": value}, now, actor=by)
+    where = path if mail.epoch == machine.epoch else f"epoch:{mail.epoch}/{path}"
+    machine.tell("ended" if fits else "late", where, {"outcome": "done", "value": value}, now, actor=by)
 
 
 def order_words(data: dict[str, Json]) -> tuple[str, dict[str, Json]]:

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.errors import UnknownExecution
 from contracts.outcome import Outcome
-from orchestrator import Context, local, workflow
+from orchestrator import Context, Event, local, workflow
 from orchestrator.cli.operations import described
 from orchestrator.client import Client, NotOpen, OrderInvalid, Standing
 from orchestrator.core.fact import Fact
@@ -22,9 +22,11 @@ from orchestrator.flows import Flows
 from orchestrator.store.database import Connection
 from tests.engine.conftest import Working
 from tests.engine.flows import BUG, CALLS, FLOWS, Paid, double, undo_double, waits
+from tests.engine.test_emit import subscriber
 from tests.engine.test_held import lost, stays
 from tests.engine.test_why import until_told, why
 from tests.engine.test_worker import kinds, message_at, reply
+from tests.golden.test_journals import keys_of
 from tests.invariants import broken
 from tests.store.world import claim_message, settle
 from tests.waiting import until
@@ -55,15 +57,25 @@ async def busy(ctx: Context, n: int) -> str:
     return await ctx.step(waits)
 
 
-MORE: Final = Flows([hears_on, busy, stays, lost])
+class HeldUp(Event, type="order.held-up", key="order"):
+    order: str
 
 
-async def asked_at(conn: Connection, execution: UUID, path: str) -> UUID:
+@workflow(name="tells-and-waits", version="1")
+async def tells_and_waits(ctx: Context, order: str) -> None:
+    ctx.emit(HeldUp(order=order))
+    await ctx.event(Paid, key=order)
+
+
+MORE: Final = Flows([hears_on, busy, stays, lost, tells_and_waits])
+
+
+async def asked_at(conn: Connection, execution: UUID, path: str, *, number: int = 1) -> UUID:
     async def asked() -> bool:
-        return await message_at(conn, execution, path) is not None
+        return await message_at(conn, execution, path, number=number) is not None
 
     await until(asked, what=f"the message at {path}")
-    message = await message_at(conn, execution, path)
+    message = await message_at(conn, execution, path, number=number)
     assert message is not None
     return message
 
@@ -200,6 +212,32 @@ async def test_a_command_that_is_being_sent_stands_and_is_stopped(
     assert await broken(conn, at_rest=True) == []
 
 
+async def test_a_command_that_left_before_it_was_to_be_sent_again_stands(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working():
+        started = (await client.start(FLOWS.get("persists"), "A")).execution_id
+        await reply(conn, "charge", Outcome("failed", code="busy"), execution=started)
+        await asked_at(conn, started, "charge", number=2)
+
+        assert await client.terminate(started, **LEFT) == ["charge"]
+
+    assert [one.state for one in (await client.show(started)).messages] == ["delivered", "withdrawn"]
+    assert await broken(conn, at_rest=True) == []
+
+
+async def test_what_it_emitted_still_leaves(working: Working, client: Client, conn: Connection) -> None:
+    await subscriber(conn, "audit", of="order.held-up")
+    async with working(flows=MORE):
+        started = (await client.start(tells_and_waits, "A")).execution_id
+        await until_told(conn, started, Code.AWAITING_EVENT)
+
+        await client.terminate(started, **LEFT)
+
+    assert [one.state for one in (await client.show(started)).messages] == ["due"]
+    assert await broken(conn) == []
+
+
 async def test_what_was_refused_undone_or_resolved_does_not_stand_and_unread_mail_counts(
     working: Working, client: Client, conn: Connection
 ) -> None:
@@ -299,6 +337,15 @@ async def test_a_journal_that_ends_so_is_replayed_to_its_end(
     machine.replay(facts)
 
     assert (machine.status, list(machine.open), machine.new, machine.next_due()) == ("failed", [], [], None)
+
+
+async def test_its_end_is_written_as_this_release_records_it(client: Client) -> None:
+    started = (await client.start(FLOWS.get("three"), 1)).execution_id
+    await client.terminate(started, **LEFT)
+
+    last = (await client.show(started)).facts[-1]
+
+    assert frozenset(json.loads(last.payload or "{}")) in keys_of("terminated")
 
 
 async def test_many_at_once_terminate_once(client: Client, conn: Connection, pool: Any) -> None:

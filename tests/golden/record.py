@@ -35,7 +35,9 @@ TRACE: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 class Recording:
     """One execution of a flow, in the hands of the engine's own inputs, by a clock that a scenario turns."""
 
-    def __init__(self, flow: Flow, given: Json, *, key: str | None = None) -> None:
+    def __init__(
+        self, flow: Flow, given: Json, *, key: str | None = None, deadline: timedelta | None = None
+    ) -> None:
         self.flow = flow
         self.at = NOON
         self.facts: list[Fact] = []
@@ -49,7 +51,7 @@ class Recording:
             "seed": "5eed5eed5eed5eed",
             "key": key,
             "traceparent": TRACE,
-        }
+        } | ({} if deadline is None else {"deadline": (NOON + deadline).isoformat()})
         self._machine.tell("started", "", started, self.at, actor="program")
         self._keep()
 
@@ -123,6 +125,13 @@ class Recording:
         held = self._machine.held
         assert held is not None, self._machine.open
         self._machine.remark("held", held.path, {"code": held.code, "reason": held.reason}, self.at)
+        self._keep()
+
+    def is_terminated(self, *stands: str) -> None:
+        """A person ends it without its program, as `waypost.terminate` writes it down."""
+        error = {"class": "permanent", "type": "Terminated", "code": "terminated", "detail": "by ann: enough"}
+        said = {"kind": "failed", "by": "ann", "reason": "enough", "stands": [*stands], "error": error}
+        self._machine.tell("terminated", "", said, self.at, actor="operator:ann")
         self._keep()
 
     def dies(self) -> None:
@@ -267,6 +276,22 @@ def a_trip_that_is_cancelled() -> Recording:
     return it
 
 
+def a_trip_that_is_not_over_in_its_time() -> Recording:
+    it = Recording(ends, "Kiel", deadline=timedelta(minutes=30))
+    it.replies("book", {"ref": "b-1"})
+    it.passes(timedelta(minutes=30))
+    it.runs("measure", 4)
+    it.replies("book/undo")
+    return it
+
+
+def a_trip_that_is_terminated() -> Recording:
+    it = Recording(ends, "Kiel")
+    it.replies("book", {"ref": "b-1"})
+    it.is_terminated("book")
+    return it
+
+
 def items_two_at_a_time() -> Recording:
     it = Recording(maps, ["Rome", "Oslo", "Bern"])
     it.runs("map.1/measure", 4)
@@ -308,6 +333,8 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         items_two_at_a_time,
         a_trip_that_a_person_approves_and_a_hotel_that_is_busy,
         a_flow_that_continues_as_new,
+        a_trip_that_is_not_over_in_its_time,
+        a_trip_that_is_terminated,
     )
 }
 
