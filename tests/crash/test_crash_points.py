@@ -58,6 +58,7 @@ NOT_HERE: Final = {
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,
+    "orchestrator.store.terminating.TERMINATE": ELSEWHERE,
     "orchestrator.store.versions.ALONE": ELSEWHERE,
     "orchestrator.store.versions.SHARE": ELSEWHERE,
     "orchestrator.store.versions.UNSHARE": ELSEWHERE,

@@ -13,9 +13,11 @@ import pytest
 from contracts.signature import Secret
 from contracts.vault import Vault, secret_context
 from migrations import runner
+from orchestrator.client import Client
 from tests.cluster import TEMPLATE, Cluster
 from tests.crash.desk import CLIENT, Desk, desk
 from tests.crash.points import Point
+from tests.engine.flows import FLOWS
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -112,6 +114,33 @@ async def test_who_subscribes_or_leaves_again_after_a_crash_has_done_it(
     assert {point.when for point in points} == {"before", "after", "lost"}
     cursor = await conn.execute("select count(*) from waypost.subscription")
     assert await cursor.fetchone() == (1 + len(points) if verb == "add" else 0,)
+
+
+async def test_who_terminates_an_execution_again_after_a_crash_has_terminated_it_once(
+    dsn: str, conn: Connection, tmp_path: Path
+) -> None:
+    client = Client(conn)
+
+    async def started() -> str:
+        return str((await client.start(FLOWS.get("three"), 1)).execution_id)
+
+    async with desk(dsn, tmp_path / "desk") as it:
+
+        async def give(execution: str) -> int:
+            return await it.say("terminate", execution, "--by", "ann", "--reason", "enough")
+
+        before = len(it.passed(CLIENT))
+        assert await give(await started()) == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for point in points:
+            execution = await started()
+            it.arm(point)
+            assert await give(execution) != 0
+            assert it.fired(point)
+            assert await give(execution) == 0
+            assert [fact.kind for fact in (await client.show(execution)).facts] == ["started", "terminated"]
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
 
 
 @pytest.mark.parametrize("verb", ["share", "unshare"])
