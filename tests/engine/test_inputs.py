@@ -481,3 +481,38 @@ def test_a_journal_names_the_orders_that_were_obeyed_before_their_turn() -> None
     ]
 
     assert acted_in(journal) == {4, 6, 7}
+
+
+# ---- decisions of people ---------------------------------------------------------------------------------------
+
+
+@workflow(name="spends", version="1")
+async def spends(ctx: Context, n: int) -> str:
+    return (await ctx.approval("spend", who="ann")).choice
+
+
+@pytest.mark.parametrize(
+    ("epoch", "choice", "facts"),
+    [
+        (0, "approve", ["ended spend/decision", "finished"]),
+        (0, "perhaps", ["late spend/decision"]),
+        (0, ["approve"], ["late spend/decision"]),
+        (1, "approve", ["late epoch:1/spend/decision"]),
+    ],
+    ids=["fits", "not offered", "no text", "of another epoch"],
+)
+def test_a_decision_ends_the_wait_for_it_or_is_late(epoch: int, choice: Json, facts: list[str]) -> None:
+    machine = started(spends)
+    said = {"order": "decide", "choice": choice, "by": "ann", "reason": ""}
+
+    inputs = fed(machine, mail(1, said, path="spend/decision", kind="order", epoch=epoch))
+
+    assert (told(machine), inputs.mail, inputs.orders) == (facts, 1, 1)
+
+
+def test_an_approval_that_expires_is_for_the_mail_that_was_loaded_only() -> None:
+    @workflow(name="hastens", version="1")
+    async def hastens(ctx: Context, n: int) -> str:
+        return (await ctx.approval("spend", who="ann", expires=minutes(5))).choice
+
+    assert fed(started(hastens)).guard
