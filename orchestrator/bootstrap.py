@@ -29,6 +29,7 @@ from orchestrator.settings import LEASE, Settings, SettingsInvalid
 from orchestrator.store import database
 from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import NOTIFY, Hints, running
+from orchestrator.store.transactions import check_role
 from orchestrator.worker import STEP_THREADS, Worker
 from receiver import loop
 from receiver.ingress import Receiver
@@ -173,6 +174,9 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
         pool(settings, part="worker", size=WORKER_CONNECTIONS) as found,
         running(Hints(settings.listen_dsn())) as hints,
     ):
+        if settings.application_role is not None:
+            async with found.connection() as conn:
+                await check_role(conn, settings.application_role)
         work = Worker(
             found,
             flows,
@@ -186,6 +190,7 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             traced=watch.traced,
             segment_gap=settings.trace_segment_gap,
             changed_flows=settings.changed_flows,
+            application_role=settings.application_role,
         )
 
         async def lease() -> str | None:

@@ -30,6 +30,7 @@ LEASE_MAX: Final = timedelta(minutes=10)
 HEALTH_PORTS: Final = ("worker", "relay", "receiver")
 """Who takes the first health port, the next and the one after, so that all can run on one machine."""
 SEGMENT_GAP_MIN: Final = timedelta(seconds=1)
+ROLE_BYTES_MAX: Final = 63  # of a name in PostgreSQL
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE
 EXECUTION_PART_BYTES: Final = len("/executions/") + 36  # what is appended to the source
 
@@ -116,6 +117,12 @@ def parts_of(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def role_of(text: str) -> str:
+    if not text.isprintable() or text.lower() == "none" or len(text.encode()) > ROLE_BYTES_MAX:
+        raise ValueError(f"expected a role of the database, found {shown(text)}")
+    return text
+
+
 def url_of(text: str) -> str:
     """An http or https URL without credentials, query and fragment; its last slash is dropped."""
     try:
@@ -178,6 +185,10 @@ class Settings(BaseModel):
         default="refuse", alias="WAYPOST_CHANGED_FLOWS"
     )
     """Whether a worker starts when a version of a flow has other code than it had."""
+    application_role: Annotated[str | None, read(role_of)] = Field(
+        default=None, alias="WAYPOST_APPLICATION_ROLE"
+    )
+    """Who the functions of transactions are in the database. None: Waypost itself."""
     lease: Annotated[timedelta, read(lease_of)] = Field(default=LEASE, alias="WAYPOST_LEASE")
     """How long a worker may be silent before others take its executions over."""
     allow_addresses: Annotated[tuple[Network, ...], read(networks_of)] = Field(

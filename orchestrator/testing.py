@@ -55,10 +55,12 @@ class Expected(Generic[R]):
 
     def fails(self, code: str = "failed", detail: str = "") -> None:
         """It gave up, and may have acted."""
+        self._may_be_unknown()
         self.test.tell("ended", self.path, {"outcome": "failed", "error": {"code": code, "detail": detail}})
 
     def is_unknown(self, code: str = "no-answer") -> None:
         """Nobody knows."""
+        self._may_be_unknown()
         self.test.tell("ended", self.path, {"outcome": "unknown", "error": {"code": code}})
 
     def raises(self, error: str | BaseException = "raised", detail: str = "") -> None:
@@ -73,7 +75,11 @@ class Expected(Generic[R]):
         """One try of a local step was ended, and nobody knows what it did; its retry policy decides. `left` is what
         it had left for the next one.
         """
+        self._may_be_unknown()
         self.test.attempt_failed(self.path, {"code": code, "detail": ""}, unknown=True, left=plain(left))
+
+    def _may_be_unknown(self) -> None:
+        assert not self.ask.is_exact, f"{self.path}: a transaction is done or refused, nothing else"
 
 
 class FlowTester(Generic[I, O]):

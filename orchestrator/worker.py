@@ -26,8 +26,9 @@ from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
 from orchestrator.engine.ownership import Engine
 from orchestrator.engine.parking import Parking
+from orchestrator.engine.transaction import Transactions
 from orchestrator.flows import Flows
-from orchestrator.store import definitions, situation, workers
+from orchestrator.store import definitions, situation, transactions, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
@@ -66,7 +67,8 @@ class Worker:
     goes on as a new worker. `blocked` is called, from a thread, when the event loop does not come back: only
     ending the process helps then. With `traced`, what it commits is marked as to be exported; after a pause of more
     than `segment_gap` an execution goes on in another trace. `changed_flows` says whether it starts when a version of a
-    flow has other code than it had. `forgetful` is for tests: each execution is let go after each of its facts.
+    flow has other code than it had. The functions of transactions run as `application_role`, where there is one.
+    `forgetful` is for tests: each execution is let go after each of its facts.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Worker:
         traced: bool = False,
         segment_gap: timedelta | None = None,
         changed_flows: Literal["refuse", "accept"] = "refuse",
+        application_role: str | None = None,
     ) -> None:
         self._pool = pool
         self._flows = flows
@@ -98,6 +101,8 @@ class Worker:
         self._forgetful = forgetful
         self._traced = traced
         self._changed: Literal["refuse", "accept", "pass"] = changed_flows
+        self._application_role = application_role
+        self._transactions = transactions.pool(dsn)
         self._lease: Lease | None = None
         self._wire = Wire(source, receiver_url, segment_gap=segment_gap)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
@@ -112,6 +117,7 @@ class Worker:
             while not stop.is_set():
                 await self._incarnation(stop)
         finally:
+            await self._transactions.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -226,6 +232,14 @@ class Worker:
             wire=self._wire,
             observer=self._observer,
             run_step=run_step,
+            transactions=Transactions(
+                self._transactions,
+                self._pool,
+                lease=lease,
+                observer=self._observer,
+                role=self._application_role,
+                traced=self._traced,
+            ),
             forgetful=self._forgetful,
         )
 

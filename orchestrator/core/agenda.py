@@ -112,7 +112,7 @@ class Agenda:
         assert ask.asked_at is not None, "what is open was asked"
         if ask.overdue or not ask.retry.has_try(ask.attempt, asked_at=ask.asked_at, now=now):
             error = {"code": "worker-lost", "detail": f"its worker died at try {ask.attempt - 1}"}
-            self.decisions[ask.path] = {"outcome": "unknown", "error": error}
+            self.decisions[ask.path] = {"outcome": "refused" if ask.is_exact else "unknown", "error": error}
 
     # ---- what is decided without the world -----------------------------------------------------------------
 

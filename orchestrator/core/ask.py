@@ -17,7 +17,7 @@ Json = Any
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
-ANSWERED: Final = MAY_HAVE_ACTED | {"decision"}
+ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "transaction"}
 """Kinds of asks that an answer for their path ends."""
 
 UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
@@ -94,13 +94,18 @@ class Ask:
 
     @property
     def is_local(self) -> bool:
-        """Whether a worker does it in its own process: a step, or an undo by a local function."""
-        return self.kind == "step" or (self.kind == "undo" and self.args["do"] == "step")
+        """Whether a worker does it in its own process: a step, a transaction, or an undo by a local function."""
+        return self.kind in {"step", "transaction"} or (self.kind == "undo" and self.args["do"] == "step")
 
     @property
     def is_message(self) -> bool:
         """Whether it leaves as a message: a call, or an undo by a command."""
         return self.kind == "call" or (self.kind == "undo" and self.args["do"] == "call")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its effect and the fact that it ended are one commit: what has not ended is not done."""
+        return self.kind == "transaction"
 
     @property
     def is_event(self) -> bool:
@@ -120,7 +125,7 @@ class Ask:
     @property
     def needs_commit(self) -> bool:
         """Whether a local step may begin only after its `asked` is committed."""
-        return self.undo is not None or self.effect in {"at_most_once", PROBED}
+        return self.undo is not None or self.is_exact or self.effect in {"at_most_once", PROBED}
 
 
 class Scope:

@@ -18,7 +18,7 @@ from contracts.limits import (
     KEY_BYTES_MAX,
     SPAN_MAX,
 )
-from contracts.messages import Command, Effect, Event, command
+from contracts.messages import Action, Command, Effect, Event, command
 from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
@@ -43,6 +43,7 @@ from orchestrator.core.terms import (
     sendable,
     undoing,
 )
+from orchestrator.core.transaction import transaction_of
 
 Json = Any
 R = TypeVar("R")
@@ -240,6 +241,28 @@ class Context:
                 heartbeat=heartbeat,
                 may_stay_unknown=undo is not None or unknown is not None,
             )
+        return fitting(adapter, await suspend(ask), ask)
+
+    async def transaction(
+        self,
+        fn: Callable[[Any, *Ts], Coroutine[Any, Any, R]],
+        /,
+        *args: *Ts,
+        undo: Action | Callable[[R], Action] | None = None,
+        name: str | None = None,
+    ) -> R:
+        """Run `fn(conn, *args)` in a transaction of the same PostgreSQL: what it writes, in the application's own
+        tables, and the fact that it ended are committed together, exactly once.
+
+        `conn` is a psycopg AsyncConnection; the function may neither commit nor roll back, and has five seconds. A
+        serialization failure or a deadlock runs it again; a bug is tried again as that of a step is; any other
+        error rolls back. `undo` gets what the function returned: it is never unknown.
+
+        Raises StepRefused (rolled back: definitely not done), with the code of `Refused(code)`, or `timeout`;
+        UsageError for what is no coroutine function.
+        """
+        self._machine.branches.here()
+        adapter, ask = transaction_of(fn, args, undo, name)
         return fitting(adapter, await suspend(ask), ask)
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:

@@ -93,8 +93,9 @@ class Driver:
             data["due"] = journal.due_in(ask.timeout)
         elif ask.until is not None:
             data["due"] = ask.until.astimezone(UTC).isoformat()
-        if ask.undo is not None:
-            data["undo"] = making_undo(ask.path, ask.undo, False, None)
+        undo = None if ask.is_exact else ask.undo  # what has not ended then needs none
+        if undo is not None:
+            data["undo"] = making_undo(ask.path, undo, False, None)
         if ask.effect:
             data["effect"] = ask.effect
         fact = journal.recall("asked", ask.path, data)
@@ -104,7 +105,7 @@ class Driver:
         agenda.add(branch, ask, fact)
         if "unfit" in fact.data:
             agenda.decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
-        elif ask.undo is not None:
+        elif undo is not None:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
 
     def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:

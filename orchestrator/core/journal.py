@@ -141,13 +141,17 @@ class Journal:
 
     def hear(self, kind: str, path: str, data: dict[str, Json], text: str, actor: str) -> Fact:
         """A new fact that drives the program. Raises LimitExceeded."""
-        if self.position - self.before >= self.facts_max:
-            count = self.position - self.before
-            raise LimitExceeded(f"facts_max: the journal has {count} facts, at most {self.facts_max}")
+        self.check_room()
         self.position += 1
         fact = Fact(self.position, kind, path, data, self.at, text, actor)
         self.new.append(fact)
         return fact
+
+    def check_room(self) -> None:
+        """Raises LimitExceeded when no further fact may drive the program."""
+        if self.position - self.before >= self.facts_max:
+            count = self.position - self.before
+            raise LimitExceeded(f"facts_max: the journal has {count} facts, at most {self.facts_max}")
 
     def remark(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str) -> None:
         """A new fact for people and for the projection; the program does not see it."""

@@ -302,6 +302,8 @@ class Machine:
             self.tell("late", path, {"outcome": outcome, "error": error}, at)
             return
         ask = self.open[path][1]
+        if ask.is_exact:  # it was rolled back
+            outcome = "refused"
         error = error | {"attempts": ask.attempt}
         again = again and not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")), raised)
         next_at = self._next_try(ask, max(self.at, at)) if again else None
@@ -316,6 +318,27 @@ class Machine:
         assert ask.asked_at is not None, "what is open was asked"
         key = self._seed + f"{ask.path}/{ask.attempt}".encode()
         return ask.retry.next_at(ask.attempt, key=key, asked_at=ask.asked_at, now=now)
+
+    def foresee(self, path: str, value: Json, at: datetime) -> Fact:
+        """The fact that `path` ended with `value`, for who stores it before the program sees it (`believe`).
+
+        Raises NotEncodable or TooLarge when it cannot be stored, and a Halt when the execution must be held.
+        """
+        journal = self.journal
+        data = self._with_undo(path, {"outcome": "done", "value": value})
+        text = journal.encoded(data, what=f"ended {path}")
+        journal.check_room()
+        return Fact(journal.position + 1, "ended", path, data, max(journal.at, at), text, "worker")
+
+    def believe(self, fact: Fact) -> None:
+        """`fact`, which is stored already, drives the program. Raises a Halt when the execution must be held."""
+        kept = len(self.new)
+        try:
+            self.apply(fact)
+        except Halt:
+            self.journal.forget_beyond(fact.position, kept)
+            raise
+        self._decide()
 
     def remark(
         self, kind: str, path: str, data: dict[str, Json], at: datetime, *, actor: str = "worker"
@@ -384,6 +407,8 @@ class Machine:
     def _with_undo(self, path: str, data: dict[str, Json]) -> dict[str, Json]:
         """`data` with the undo that its reply makes exact; from then on that one counts."""
         found = self.open.get(path)
+        if found is not None and found[1].is_exact:
+            return data if found[1].undo is None else self._made_exact(path, found[1].undo, data)
         entry = (
             found[1].entry
             if found is not None and found[1].kind != "undo"
@@ -391,8 +416,13 @@ class Machine:
         )
         if entry is None or entry.undo is None or not self.undoing.waits(entry):
             return data
+        return self._made_exact(entry.path, entry.undo, data)
+
+    def _made_exact(
+        self, path: str, undo: Callable[[bool, Json], Json], data: dict[str, Json]
+    ) -> dict[str, Json]:
         try:
-            return data | {"undo": making_undo(entry.path, entry.undo, True, data.get("value"))}
+            return data | {"undo": making_undo(path, undo, True, data.get("value"))}
         except Halt as halt:
             self.branches.stop(halt)
             raise
@@ -431,6 +461,8 @@ class Machine:
         if ask.kind == "undo":
             self._driver.undo_ended(ask, fact)
             return
+        if ask.is_exact and outcome == "done" and ask.undo is not None:
+            self.undoing.register(ask, fact.data.get("undo"), branch.scope)
         self.undoing.ended(ask, fact, outcome)
         if outcome == "unknown" and ask.hold:
             ask.due = ask.retry_at = None

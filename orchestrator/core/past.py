@@ -59,14 +59,24 @@ class Past:
 def ending(journal: Sequence[Fact]) -> tuple[int, bool]:
     """Up to where a loaded journal holds all that its program said, and whether its last input lacks that.
 
-    All that a program says at an input is committed with it, so a journal is complete, but for two ends: it was
-    only started, or its program was stopped. What follows from a worker's death is said when it is replayed.
+    All that a program says at an input is committed with it, so a journal is complete, but for three ends: it was
+    only started, its program was stopped, or a transaction ended, which is committed alone. What follows from a
+    worker's death is said when it is replayed.
     """
     last = len(journal) - 1
     stopped = False
     while last >= 0 and journal[last].kind in BYSTANDERS:
         stopped = stopped or (journal[last].kind == "held" and journal[last].data.get("code") in STOPPING)
         last -= 1
-    begun = last >= 0 and journal[last].kind in BEGINNINGS
+    begun = last >= 0 and (journal[last].kind in BEGINNINGS or ends_a_transaction(journal, last))
     tail = next((i for i in range(last + 1, len(journal)) if journal[i].kind == "orphaned"), len(journal))
     return tail, stopped or begun
+
+
+def ends_a_transaction(journal: Sequence[Fact], position: int) -> bool:
+    """Whether the fact at index `position` ended a transaction."""
+    fact = journal[position]
+    return fact.kind == "ended" and any(
+        one.kind == "asked" and one.path == fact.path and one.data.get("kind") == "transaction"
+        for one in reversed(journal[:position])
+    )

@@ -77,7 +77,14 @@ class Lost:
     rest: asyncio.Task[Result] | None = None
 
 
-Result: TypeAlias = Done | Refusal | Failure | Stopped | Lost
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What came of it is in the journal, or for another owner to find out: there is nothing to tell."""
+
+    word: ClassVar = "done"
+
+
+Result: TypeAlias = Done | Refusal | Failure | Stopped | Lost | Settled
 
 
 class NotBegun(BaseException):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Protocol
 
+from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_WARN
 from contracts.observer import Observer
 from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, in_words, storable
@@ -22,6 +23,7 @@ from orchestrator.engine.inputs import Inputs, acted_in, deaths_at_end, noted_in
 from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
 from orchestrator.engine.parking import Parked, Parking
+from orchestrator.engine.transaction import Transactions
 from orchestrator.engine.turn import asks_for_message, turn_of
 from orchestrator.engine.work import Run, Work
 from orchestrator.store.commits import Turn
@@ -75,6 +77,7 @@ class Engine:
     wire: Wire
     observer: Observer
     run_step: Run
+    transactions: Transactions | None = None
     reload: Callable[[Claim, int | None], Awaitable[Loaded]] = field(init=False)
     forgetful: bool = False
     draining: bool = False
@@ -98,7 +101,13 @@ class Ownership:
         self._flow = flow
         self._at: Machine | None = None
         self._inputs = Inputs()
-        self._work = Work(claim, engine.run_step, arrive=self.wake, observer=engine.observer)
+        self._work = Work(
+            claim,
+            engine.run_step,
+            arrive=self.wake,
+            observer=engine.observer,
+            transactions=engine.transactions,
+        )
         self._position = claim.position
         self._mail_read = claim.mail_read
         self._status = Status(claim.status)
@@ -221,6 +230,8 @@ class Ownership:
                 self._check_lease()
                 work.begin(machine, position=self._position)
             await self._wait(None)
+            if work.has_offers and not await self._commit_offer():
+                return None
             if engine.forgetful:
                 return None
             self._tell()
@@ -270,7 +281,7 @@ class Ownership:
 
     async def _wait(self, seconds: float | None) -> None:
         """Until something arrives, a time falls due, or `seconds` have passed."""
-        if self._work.has_arrived or self._mail_waits:
+        if self._work.has_arrived or self._work.has_offers or self._mail_waits:
             return
         loop = asyncio.get_running_loop()
         due = self._machine.next_due()
@@ -326,6 +337,33 @@ class Ownership:
             machine, Status.HELD if held is not None else machine.status, release=release
         )
 
+    async def _commit_offer(self) -> bool:
+        """Commit the transaction of a function with the fact that it ended, and let the program see that.
+
+        False when the row did not match. Nothing else is uncommitted now, so the fact is the next one.
+        """
+        machine, work = self._machine, self._work
+        offer = work.next_offer()
+        if offer is None:
+            return True
+        try:
+            fact = machine.foresee(offer.path, offer.value, self._engine.clock.now())
+        except (NotEncodable, TooLarge) as error:
+            offer.reject(error)
+            return True
+        self._check_lease()
+        turn = self._turn(machine, [fact], self._status, release=False)
+        stored = await offer.commit(turn)
+        if stored is not None:
+            work.settled(offer.path)
+        if stored:
+            self._stored(turn, machine)
+            began = time.monotonic()
+            machine.believe(fact)
+            work.stop_closed(machine)
+            self._check_speed(time.monotonic() - began)
+        return stored is not False
+
     async def _hold(self, code: str, reason: str, *, alone: bool) -> Turn | None:
         """Commit the input at which the program stopped, and why; then a person is needed.
 
@@ -349,14 +387,23 @@ class Ownership:
         return turn
 
     async def _submit(self, machine: Machine, status: Status, *, release: bool) -> Turn | None:
-        facts, back = machine.take_new(), list(machine.taken_back)
+        turn = self._turn(machine, machine.take_new(), status, release=release)
         machine.taken_back.clear()
+        machine.closed_waits.clear()
+        machine.sent_again.clear()
+        if turn.facts or turn.mail or turn.release:
+            if not await self._engine.committer.submit(turn):
+                return None
+            self._stored(turn, machine)
+        return turn
+
+    def _turn(self, machine: Machine, facts: list[Fact], status: Status, *, release: bool) -> Turn:
         turn = turn_of(
             self.claim,
             position=self._position,
             machine=machine,
             facts=facts,
-            taken_back=back,
+            taken_back=machine.taken_back,
             inputs=self._inputs,
             mail_known=self.mail_known,
             before=self._status,
@@ -367,12 +414,6 @@ class Ownership:
             bases=bases_of(machine, facts),
         )
         turn.began = self._began
-        machine.closed_waits.clear()
-        machine.sent_again.clear()
-        if facts or turn.mail or turn.release:
-            if not await self._engine.committer.submit(turn):
-                return None
-            self._stored(turn, machine)
         return turn
 
     def _stored(self, turn: Turn, machine: Machine) -> None:

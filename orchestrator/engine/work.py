@@ -13,8 +13,9 @@ from orchestrator.core.ask import Ask
 from orchestrator.core.errors import storable
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import undo_path
-from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Stopped
+from orchestrator.engine.attempt import Done, Failure, Lost, Refusal, Result, Settled, Stopped
 from orchestrator.engine.clock import Clock
+from orchestrator.engine.transaction import Offer, Transactions
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -29,11 +30,19 @@ class Work:
     """
 
     def __init__(
-        self, claim: Claim, run: Run, *, arrive: Callable[[], None], observer: Observer | None = None
+        self,
+        claim: Claim,
+        run: Run,
+        *,
+        arrive: Callable[[], None],
+        observer: Observer | None = None,
+        transactions: Transactions | None = None,
     ) -> None:
         self._claim = claim
         self._observer = observer or Silent()
         self._run = run
+        self._transactions = transactions
+        self._offers: list[Offer] = []
         self._arrive = arrive
         self._running: dict[str, asyncio.Task[Result]] = {}
         self._stopping: set[str] = set()
@@ -47,6 +56,11 @@ class Work:
     @property
     def has_arrived(self) -> bool:
         return bool(self._arrived)
+
+    @property
+    def has_offers(self) -> bool:
+        """Whether a transaction waits for its fact."""
+        return bool(self._offers)
 
     @property
     def is_unstored(self) -> bool:
@@ -64,8 +78,30 @@ class Work:
             if ask.path not in under_way and (stored or not (ask.needs_commit or self.is_unstored)):
                 path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
                 key = execution_key(self._claim.execution, self._claim.epoch, path)
-                task = self._run(ask, key)
-                self._follow(ask.path, task)
+                self._follow(ask.path, self._begun(ask, key))
+
+    def _begun(self, ask: Ask, key: str) -> asyncio.Task[Result]:
+        if not ask.is_exact:
+            return self._run(ask, key)
+        assert self._transactions is not None, "this worker has no transactions"
+        return self._transactions.begin(ask, key, self._offered)
+
+    def _offered(self, offer: Offer) -> None:
+        self._offers.append(offer)
+        self._arrive()
+
+    def next_offer(self) -> Offer | None:
+        """The next transaction that waits for its fact; none that was stopped meanwhile."""
+        while self._offers:
+            offer = self._offers.pop(0)
+            if offer.path in self._running and offer.path not in self._stopping:
+                return offer
+        return None
+
+    def settled(self, path: str) -> None:
+        """What the transaction at `path` came to is known: it has nothing more to tell."""
+        self._running.pop(path, None)
+        self._saw_try(path, Settled())
 
     def _follow(self, path: str, task: asyncio.Task[Result]) -> None:
         self._running[path] = task
@@ -79,14 +115,17 @@ class Work:
                     self._stopping.add(path)
                     self._follow(path, result.rest)
                 self._arrived.append((path, result))
-                self._observer.saw(
-                    "step.tried",
-                    flow=self._claim.definition,
-                    version=self._claim.version,
-                    path=path,
-                    outcome=result.word,
-                )
+                self._saw_try(path, result)
             self._arrive()
+
+    def _saw_try(self, path: str, result: Result) -> None:
+        self._observer.saw(
+            "step.tried",
+            flow=self._claim.definition,
+            version=self._claim.version,
+            path=path,
+            outcome=result.word,
+        )
 
     def stop_closed(self, machine: Machine) -> None:
         """Cancel tries of steps that are over (they timed out), once each."""
@@ -121,6 +160,7 @@ class Work:
     def abandon(self) -> None:
         """The execution is no longer ours: stop all, and forget what comes of it."""
         running, self._running = self._running, {}
+        self._offers.clear()
         for task in running.values():
             task.cancel()
 
@@ -157,6 +197,8 @@ def tell(machine: Machine, path: str, result: Result, clock: Clock) -> None:
             machine.attempt_failed(path, error, at, unknown=True, left=left)
         case Lost(error):  # of a try that still runs there is no other; and no undo, before it has ended
             machine.tell("ended", path, {"outcome": "unknown", "error": error | {"settling": True}}, at)
+        case Settled():
+            pass
         case Stopped():
             detail = {"code": "stopped", "detail": "it was cancelled half-way"}
             machine.attempt_failed(path, detail, at, unknown=True)

@@ -43,6 +43,7 @@ def working(dsn: str, hints: Hints) -> Working:
         flows: Flows = FLOWS,
         orphans: bool = False,
         limits: WorkerLimits = LIMITS,
+        application_role: str | None = None,
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
         async with database.pool(dsn, size=8, name="worker") as connections:
@@ -55,6 +56,7 @@ def working(dsn: str, hints: Hints) -> Working:
                 observer=moments,
                 limits=limits,
                 forgetful=forgetful,
+                application_role=application_role,
             )
             task = asyncio.create_task(worker.run(stop))
             try:
