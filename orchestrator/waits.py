@@ -183,7 +183,8 @@ def subject(ask: OpenAsk) -> str:
     """What is asked, and where; an undo says what it takes back."""
     if ask.kind == "undo":
         return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
-    return f"{'step' if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
+    local = "transaction" if ask.kind == "transaction" else "step"
+    return f"{local if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
 
 
 def event(ask: OpenAsk) -> str:

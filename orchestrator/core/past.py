@@ -76,7 +76,8 @@ def ending(journal: Sequence[Fact]) -> tuple[int, bool]:
 def ends_a_transaction(journal: Sequence[Fact], position: int) -> bool:
     """Whether the fact at index `position` ended a transaction."""
     fact = journal[position]
-    return fact.kind == "ended" and any(
-        one.kind == "asked" and one.path == fact.path and one.data.get("kind") == "transaction"
-        for one in reversed(journal[:position])
-    )
+    if fact.kind != "ended":
+        return False
+    before = (journal[i] for i in range(position - 1, -1, -1))
+    asked = next((one for one in before if one.kind == "asked" and one.path == fact.path), None)
+    return asked is not None and asked.data.get("kind") == "transaction"

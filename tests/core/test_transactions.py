@@ -118,6 +118,7 @@ def test_workers_that_died_leave_it_to_the_next_one_and_refused_at_last() -> Non
     machine = bare(books_or_not.run)
     facts = machine.take_new()
     machine.evict()
+    said = facts
     for n in range(5):
         facts.append(Fact(facts[-1].position + 1, "orphaned", "", {"by": "w"}, NOON, actor="worker"))
         machine = Machine(books_or_not.program)

@@ -5,6 +5,8 @@ They stay as they are: a journal of years ago is replayed by them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel
 
 from contracts import Command, Effect
@@ -14,6 +16,7 @@ from orchestrator import (
     Event,
     OutcomeUnknown,
     Retry,
+    StepRefused,
     TimedOut,
     local,
     minutes,
@@ -146,4 +149,19 @@ async def months(ctx: Context, month: int) -> int:
     return paid.amount + int(ctx.random() * 100)
 
 
-FLOWS = (waits, races, asks, ends, maps, people, months)
+async def enroll(conn: Any, city: str) -> int:
+    return len(city)
+
+
+@workflow(name="golden.writes", version="1")
+async def writes(ctx: Context, city: str) -> int:
+    """A transaction that is committed and undone, one that is refused, and one of which a worker dies."""
+    number = await ctx.transaction(enroll, city, undo=lambda n: local(forget, str(n)))
+    try:
+        await ctx.transaction(enroll, city, name="again")
+    except StepRefused:
+        await ctx.transaction(enroll, city, name="once-more")
+    raise ValueError(f"no seat for {number}")
+
+
+FLOWS = (waits, races, asks, ends, maps, people, months, writes)

@@ -19,11 +19,11 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.upcast import SCHEMA
 from orchestrator.engine import work
-from orchestrator.engine.attempt import Done, Failure
+from orchestrator.engine.attempt import Done, Failure, Refusal
 from orchestrator.engine.inputs import Inputs
 from orchestrator.flows import Flow
 from orchestrator.store.executions import Mail
-from tests.golden.flows import asks, ends, maps, months, people, races, waits
+from tests.golden.flows import asks, ends, maps, months, people, races, waits, writes
 
 Json = Any
 FOLDER: Final = Path(__file__).parent
@@ -111,6 +111,11 @@ class Recording:
         """A try of a local step ends."""
         result = Done(value) if error is None else Failure({"code": error, "detail": "it raised"})
         work.tell(self._machine, path, result, self)  # pyright: ignore[reportArgumentType]  # it asks for the time only
+        self._keep()
+
+    def refuses_local(self, path: str, code: str) -> None:
+        """The function of a transaction refuses, and was rolled back."""
+        work.tell(self._machine, path, Refusal({"code": code, "detail": "no"}), self)  # pyright: ignore[reportArgumentType]  # it asks for the time only
         self._keep()
 
     def now(self) -> datetime:
@@ -320,6 +325,18 @@ def a_flow_that_continues_as_new() -> Recording:
     return it
 
 
+def a_trip_that_is_written_down_and_undone() -> Recording:
+    it = Recording(writes, "Rome")
+    it.runs("enroll", 4)
+    it.runs("again", error="raised")
+    it.dies()
+    it.refuses_local("again", "sold-out")
+    it.dies()
+    it.runs("once-more", 4)
+    it.runs("enroll/undo")
+    return it
+
+
 SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -335,6 +352,7 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         a_flow_that_continues_as_new,
         a_trip_that_is_not_over_in_its_time,
         a_trip_that_is_terminated,
+        a_trip_that_is_written_down_and_undone,
     )
 }
 
