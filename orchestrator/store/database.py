@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, LiteralString
 
@@ -29,20 +29,31 @@ RECONNECT_MAX_SECONDS: Final = 5.0
 connection begins anew. After 18 s without the server, 60 s here cost 12 s more of outage, and 5 s cost 1 s."""
 
 
-def pool(dsn: str, *, size: int, name: str) -> Pool:
-    """A pool of at most `size` connections, not open yet: enter it, or await its `open()`.
+def pool(
+    dsn: str,
+    *,
+    size: int,
+    name: str,
+    least: int = 1,
+    kind: type[Connection] = Connection,
+    arguments: Mapping[str, Any] | None = None,
+    reset: Callable[[Connection], Awaitable[None]] | None = None,
+) -> Pool:
+    """A pool of at most `size` connections, not open yet: enter it, or await its `open()`. It keeps `least` of them.
+    They are of a `kind`, made with `arguments`, and `reset` when they come back, where those are given.
 
     Connections are in autocommit, so that a transaction is always a block that one can see. A connection is
     checked before it is handed out: one to a server that takes no writes any more (a failover) is dropped.
     """
     return AsyncConnectionPool(
         dsn,
-        connection_class=Connection,
-        kwargs=connection_arguments(dsn, name=name),
-        min_size=min(size, 1),
+        connection_class=kind,
+        kwargs=dict(arguments) if arguments is not None else connection_arguments(dsn, name=name),
+        min_size=min(size, least),
         max_size=size,
         open=False,
         check=check_writable,
+        reset=reset,
         name=f"waypost-{name}",
         timeout=GET_MAX_SECONDS,
         max_idle=IDLE_MAX_SECONDS,

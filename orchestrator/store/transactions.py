@@ -11,7 +11,6 @@ from typing import Any, Final, LiteralString, TypeVar
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool
 
 from contracts.errors import WaypostError
 from orchestrator.core.errors import UsageError
@@ -123,20 +122,14 @@ def connection_arguments(dsn: str) -> dict[str, Any]:
 
 def pool(dsn: str) -> Pool:
     """The connections for transactions of applications, not open yet. None is made before it is needed."""
-    return AsyncConnectionPool(
+    return database.pool(
         dsn,
-        connection_class=GuardedConnection,
-        kwargs=connection_arguments(dsn),
-        min_size=0,
-        max_size=TRANSACTIONS_MAX,
-        open=False,
-        check=database.check_writable,
+        size=TRANSACTIONS_MAX,
+        name="transaction",
+        least=0,
+        kind=GuardedConnection,
+        arguments=connection_arguments(dsn),
         reset=forget,
-        name="waypost-transaction",
-        timeout=database.GET_MAX_SECONDS,
-        max_idle=database.IDLE_MAX_SECONDS,
-        max_lifetime=database.LIFETIME_MAX_SECONDS,
-        reconnect_timeout=database.RECONNECT_MAX_SECONDS,
     )
 
 

@@ -32,17 +32,17 @@ Conn = psycopg.AsyncConnection[Any]
 RUNS: list[str] = []
 """What the functions did, in order; also what was rolled back."""
 
-GO_ON = asyncio.Event()
+GO_ON: list[asyncio.Event] = []
+"""Of each test, since an event belongs to one loop."""
 BUG = [True]
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     RUNS.clear()
-    GO_ON.clear()
+    GO_ON[:] = [asyncio.Event()]
     BUG[0] = True
     yield
-    GO_ON.set()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def leaves(who: str) -> None:
 
 async def sits_and_waits(conn: Conn, who: str) -> str:
     await sits(conn, who)
-    await GO_ON.wait()
+    await GO_ON[0].wait()
     return who
 
 
@@ -145,8 +145,8 @@ async def locks_both(conn: Conn, first: str, second: str) -> None:
 async def meets() -> None:
     """Until both have come as far."""
     if len(set(RUNS)) == 2:
-        GO_ON.set()
-    await GO_ON.wait()
+        GO_ON[0].set()
+    await GO_ON[0].wait()
 
 
 async def names_itself(conn: Conn) -> list[str]:
@@ -492,7 +492,7 @@ async def test_an_owner_whose_fence_is_stale_commits_nothing_and_the_next_one_do
     monkeypatch.setattr(Transactions, "store", late)
     async with working(flows=FLOWS):
         started = await client.start(FLOWS.get("waits"), "ann")
-        GO_ON.set()
+        GO_ON[0].set()
         view = await client.wait(started.execution_id, seconds=30)
 
     assert (answers, len(RUNS)) == ([False, True], 2)
@@ -510,7 +510,7 @@ async def test_two_owners_at_once_write_once(working: Working, client: Client, c
         await bury(conn)
         async with working(flows=FLOWS):
             await ran(2)
-            GO_ON.set()
+            GO_ON[0].set()
             view = await client.wait(started.execution_id, seconds=30)
 
     assert (view.output, await seats(conn)) == ("ann", ["ann"])
@@ -526,7 +526,7 @@ async def test_a_worker_that_dies_before_the_commit_leaves_nothing(
         await moments.until("turn.committed")
         await ran(1)
     assert await seats(conn) == []
-    GO_ON.set()
+    GO_ON[0].set()
     async with working(flows=FLOWS):
         view = await client.wait(started.execution_id, seconds=30)
 

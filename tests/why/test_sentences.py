@@ -68,6 +68,7 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("running", case(worker=LIVING)),
     ("running", case(asked_step(), attempted(1, -2), worker=LIVING)),
     ("running", case(asked_step(), attempted(1, 60), worker=LIVING)),
+    ("running", case(asked_step("transaction"), worker=LIVING)),
     ("worker-lost", case(worker=replace(LIVING, lease_until=at(-2)))),
     ("worker-lost", case(worker=replace(LIVING, dead_at=at(-1)))),
     ("taken-over", case(CALL, ("orphaned", "", {}), wake=30)),
