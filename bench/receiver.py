@@ -34,13 +34,15 @@ from receiver import replies
 
 NAME: Final = "receiver"
 BARE: Final = "bare"
-SETTINGS: Final[Mapping[str, str]] = {}
+SETTINGS: Final[Mapping[str, str]] = {"shared_buffers": "1GB", "max_wal_size": "8GB", "min_wal_size": "2GB"}
 OF_BARE_MIN: Final = 0.4
-CONNECTIONS: Final = 128
+CONNECTIONS: Final = 256
 WARM_UP_SECONDS: Final = 1.0
 WINDOW_SECONDS: Final = 3.0
 RATE_MAX: Final = 16_000
 """Replies per second that are made ready; a receiver that takes more ends the measurement with an error."""
+SETTLING: Final[tuple[LiteralString, ...]] = ("vacuum (analyze)", "checkpoint")
+"""Said before each round, so that what making the replies left behind is not tidied up while they are posted."""
 PATH: Final = f"/events/default/{ENDPOINT}"
 
 
@@ -86,6 +88,8 @@ async def measure(server: Server, schedule: Schedule, say: Say) -> Result:
         for number in range(1, schedule.rounds + 1):
             say(f"round {number}/{schedule.rounds}: making {wanted:,} replies")
             bodies = await answers(at.world, wanted)
+            for statement in SETTLING:
+                await at.world.conn.execute(statement)
             for name in list(seen)[:: 1 if number % 2 else -1]:
                 seen[name].append(await post(at, name, bodies, warm_up=warm_up, window=window))
             found = ", ".join(f"{name} {of[-1].rate:,.0f}/s" for name, of in seen.items())

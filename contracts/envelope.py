@@ -300,6 +300,7 @@ USUAL: Final[Mapping[str, Callable[[str], bool]]] = {
 }
 
 
+@lru_cache(maxsize=KEPT_MAX)
 def media_type(content_type: str) -> str:
     """The type of a Content-Type without its parameters, in lower case; empty when it is none."""
     parts = MEDIA_TYPE.fullmatch(content_type)

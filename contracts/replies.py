@@ -8,7 +8,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 from contracts import strict_json
@@ -30,8 +30,7 @@ class Asked:
     replies_from: str
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What an event says, as mail carries it.
 
     `kind` is None for one that is no reply. `data` is JSON text, of a reply to a command of ours an Outcome;

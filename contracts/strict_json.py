@@ -31,17 +31,20 @@ ENCODER: Final = json.JSONEncoder(
 )
 
 
-def compact_encoder() -> Callable[[Any], str]:
+def compact_encoder(*, sort: bool) -> Callable[[Any], str]:
     """`ENCODER.encode`, without making a new C encoder for each call, which costs as much as a small value."""
     make: Callable[..., Any] | None = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return ENCODER.encode
+        return json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), sort_keys=sort
+        ).encode
     escape = json.encoder.encode_basestring
-    scan = make(None, ENCODER.default, escape, None, ":", ",", False, False, False)
+    scan = make(None, ENCODER.default, escape, None, ":", ",", sort, False, False)
     return lambda value: "".join(scan(value, 0))
 
 
-compact: Final = compact_encoder()
+compact: Final = compact_encoder(sort=False)
+sorted_compact: Final = compact_encoder(sort=True)
 
 
 def encode(value: object, *, what: str, bytes_max: int | None = None) -> str:
@@ -68,11 +71,6 @@ def encode(value: object, *, what: str, bytes_max: int | None = None) -> str:
 def canonical(value: Json) -> str:
     """`value`, which `decode` gave, as the one text of all equal ones: members sorted. For digests."""
     return sorted_compact(value)
-
-
-sorted_compact: Final[Callable[[Any], str]] = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), sort_keys=True
-).encode
 
 
 def is_plain(value: object, levels: int) -> bool:

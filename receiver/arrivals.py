@@ -18,7 +18,7 @@ OURS: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]"
 """A traceparent as we write it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as MailItem
 class Arrival:
     """An event whose sender has proved itself.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, LiteralString, cast
+from typing import Any, Final, Literal, LiteralString, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
@@ -53,8 +53,7 @@ class MailItem:
     asked_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(NamedTuple):
     """What became of an item, and what its first sender was told.
 
     What was not stored has neither id nor answer: stale mail; foreign and misfit replies, which their sender may not

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -29,6 +30,8 @@ from receiver.settings import ReceiverSettings
 
 FORMATS: Final = "application/cloudevents"
 """How the media types of events begin: single ones, batches, and those of formats other than JSON."""
+
+PATHS_KEPT_MAX: Final = 512  # in memory; senders post to the same one again and again
 
 FAULTS_TOLD_MAX: Final = 3  # of an event, with what was expected; the others are named only
 
@@ -64,16 +67,24 @@ def route(request: web.BaseRequest) -> tuple[str, str]:
     """Tenant and sender of `/events/{tenant}/{sender}`. A query is not signed, so it means nothing."""
     target = request.raw_path
     path = target.partition("?")[0] if target.startswith("/") else request.rel_url.raw_path
-    parts = path.split("/")
-    if len(parts) != 4 or parts[0] or parts[1] != "events":
+    names = names_in(path)
+    if names is None:
         raise Refusal(404, "route")
     if request.method != "POST":
         raise Refusal(405, "method", {"Allow": "POST"})
+    return names
+
+
+@lru_cache(maxsize=PATHS_KEPT_MAX)
+def names_in(path: str) -> tuple[str, str] | None:
+    """Tenant and sender that a path names; None when it is another one."""
+    parts = path.split("/")
+    if len(parts) != 4 or parts[0] or parts[1] != "events":
+        return None
     return unquote(parts[2]), unquote(parts[3])
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     """The three headers that say who made a body, and when."""
 
     message_id: str
