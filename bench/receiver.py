@@ -39,7 +39,7 @@ OF_BARE_MIN: Final = 0.4
 CONNECTIONS: Final = 256
 WARM_UP_SECONDS: Final = 1.0
 WINDOW_SECONDS: Final = 3.0
-RATE_MAX: Final = 16_000
+RATE_MAX: Final = 22_000
 """Replies per second that are made ready; a receiver that takes more ends the measurement with an error."""
 SETTLING: Final[tuple[LiteralString, ...]] = ("vacuum (analyze)", "checkpoint")
 """Said before each round, so that what making the replies left behind is not tidied up while they are posted."""
@@ -201,6 +201,10 @@ def judged(seen: Mapping[str, Sequence[Seen]]) -> Result:
 
 
 NOTES: Final = (
+    (
+        f"PostgreSQL has {', '.join(f'{name} {value}' for name, value in SETTINGS.items())} here: what the replies "
+        "answer was written shortly before."
+    ),
     (
         f"One process each, on uvloop. The same requests go to both in turns, over {CONNECTIONS} connections, from a "
         "client that made and signed them beforehand. The ratio is the median over the pairs."
