@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
+# Most tests wait for processes more than they compute.
+WAITERS ?= 3
 
 .PHONY: demo test proof check bench setup lock clean
 
@@ -12,7 +14,7 @@ demo: $(STAMP)
 	@$(BIN)/waypost demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WAITERS) --dist worksteal
 
 proof: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m proof --timeout 900
