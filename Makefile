@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 # Most tests wait for processes more than they compute.
-WAITERS ?= 3
+WAITERS ?= 4
 
 .PHONY: demo test proof check bench setup lock clean
 
