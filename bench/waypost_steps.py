@@ -8,9 +8,9 @@ from typing import Final
 import psycopg
 import uvloop
 
+from bench.inside import EXPECTED, Failed
 from bench.measure import Count, Plan, keep_in_flight, plan, report, tune
 from bench.waypost_flow import Order, fulfil
-from contracts.observer import COUNTED
 from migrations import runner
 from orchestrator.client import Client
 from orchestrator.flows import Flows
@@ -19,10 +19,6 @@ from orchestrator.store.hints import Hints, running
 from orchestrator.worker import Worker
 
 CONNECTIONS: Final = 6
-
-
-class Failed(Exception):
-    """The worker saw something that must not happen in a measurement."""
 
 
 class Ends:
@@ -44,9 +40,6 @@ class Ends:
     async def wait(self, execution: str) -> None:
         await self.of(execution)
         del self.awaited[execution]
-
-
-EXPECTED: Final = frozenset({"worker started", "worker draining", "worker stopped", *COUNTED})
 
 
 class Starts:

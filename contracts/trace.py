@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+OURS: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
+"""A traceparent as we write it."""
 SAMPLED: Final = 1
 
 
@@ -36,6 +38,16 @@ def parse(traceparent: str | None) -> Trace | None:
     if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
         return None
     return Trace(trace_id, span_id, int(flags, 16) & SAMPLED)
+
+
+def written(traceparent: object) -> str | None:
+    """`traceparent`, which somebody else sent, in the form that we write; None when it names no trace."""
+    if not isinstance(traceparent, str):
+        return None
+    if OURS.fullmatch(traceparent):  # almost all are, and need not be taken apart
+        return traceparent
+    found = parse(traceparent)
+    return None if found is None else str(found)
 
 
 def child(traceparent: str, key: str) -> str:

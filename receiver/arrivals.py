@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final
 from uuid import UUID
 
 from contracts import trace
@@ -13,9 +11,6 @@ from contracts.errors import ContractViolation, MalformedEvent, NotAllowed
 from contracts.replies import CAUSATION, SUFFIXES, Said, as_uuid, said_by
 from receiver.inbox import MailItem, PostOutcome
 from receiver.senders import Sender
-
-OURS: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
-"""A traceparent as we write it."""
 
 
 @dataclass(slots=True)  # not frozen, as MailItem
@@ -65,7 +60,7 @@ def mail_of(arrival: Arrival) -> MailItem:
         causation=arrival.causation,
         command=None if arrival.causation is None else answered(envelope, said),
         body=arrival.body,
-        traceparent=joined(envelope.extensions.get("traceparent")),
+        traceparent=trace.written(envelope.extensions.get("traceparent")),
         asked_at=arrival.asked_at,
     )
 
@@ -86,13 +81,3 @@ def fault_of(outcome: PostOutcome) -> ContractViolation | None:
             return MalformedEvent([f"type: expected the command's type and one of {', '.join(SUFFIXES)}"])
         case _:
             return None
-
-
-def joined(traceparent: object) -> str | None:
-    """The trace that an event is in, in the form that we write; None when it names none."""
-    if not isinstance(traceparent, str):
-        return None
-    if OURS.fullmatch(traceparent):
-        return traceparent
-    found = trace.parse(traceparent)
-    return None if found is None else str(found)

@@ -23,11 +23,10 @@ class MailItem:
     counts.
 
     How it is addressed: a reply by `causation`, the message it answers, which is looked at when `command` says of
-    which type it has to be; an event by `type` and `key`; all
-    else by `execution`, with `epoch` and `path` of the ask. `data` is JSON text. `digest` tells a repetition
-    from something else under the same name. In the trace of an event's `traceparent` goes on what it starts. Mail
-    that an execution caused names the fact it comes from: it is stored only if the journal has that fact. `asked_at`
-    is when its request came (monotonic seconds), for its span.
+    which type it has to be; an event by `type` and `key`; all else by `execution`, with `epoch` and `path` of the
+    ask. `data` is JSON text. `digest` tells a repetition from something else under the same name. In the trace of an
+    event's `traceparent` goes on what it starts. Mail that an execution caused names the fact it comes from: it is
+    stored only if the journal has that fact. `asked_at` is when its request came (monotonic seconds), for its span.
     """
 
     kind: MailKind
