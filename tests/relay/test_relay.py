@@ -110,7 +110,8 @@ async def test_no_transaction_is_open_while_a_request_is(conn: Connection, pool:
     async def look(exchange: Exchange, request: Request) -> None:
         cursor = await conn.execute(
             "select count(*) from pg_stat_activity"
-            " where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()"
+            " where datname = current_database() and backend_type = 'client backend'"
+            " and xact_start is not null and pid <> pg_backend_pid()"
         )
         open_transactions.append((await cursor.fetchone() or (None,))[0])
         await exchange.write(b"HTTP/1.1 204 OK\r\n\r\n")
