@@ -2,6 +2,7 @@
 
 from contracts.messages import Command, Effect, Event, Refused, command
 from orchestrator.core.approval import Decision
+from orchestrator.core.bounds import bounded
 from orchestrator.core.context import Context, Elapsed
 from orchestrator.core.errors import (
     AllFailed,
@@ -47,6 +48,7 @@ __all__ = [
     "UsageError",
     "Workflow",
     "attempt",
+    "bounded",
     "command",
     "days",
     "hours",

@@ -244,7 +244,7 @@ def _state(machine: Machine) -> tuple[object, ...]:
 def _is(what: object, ask: Ask) -> bool:
     if not isinstance(ask.args, dict):
         return False
-    action = cast("dict[str, Json]", ask.args)
+    action = {name: said for name, said in cast("dict[str, Json]", ask.args).items() if name != "bounds"}
     if isinstance(what, Command):
         return action == cast("Command[Any]", what).as_action()
     if isinstance(what, type) and issubclass(what, Command):

@@ -49,12 +49,12 @@ class Ask:
     `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the program
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
-    `sent_at` is when its message was last made again.
+    `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back.
     """
 
     __slots__ = (
         "args", "asked_at", "attempt", "due", "effect", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "sent_at", "timeout", "undo", "until", "watch", "work",
+        "position", "retry", "retry_at", "sent_at", "timeout", "undo", "undoes", "until", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,7 @@ class Ask:
         self.sent_at: datetime | None = None
         self.overdue = False
         self.entry: Entry | None = None
+        self.undoes: dict[str, Json] = {}
 
     @property
     def is_local(self) -> bool:

@@ -7,9 +7,10 @@ from datetime import UTC
 from typing import Any
 
 from contracts.errors import NotEncodable, TooLarge
-from contracts.limits import CALL_TIMEOUT, FORK_WIDTH_MAX, OPEN_ASKS_MAX
+from contracts.limits import FORK_WIDTH_MAX, OPEN_ASKS_MAX
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import Ask, Entry, Scope
+from orchestrator.core.bounds import bounds_of
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches, End
 from orchestrator.core.errors import (
@@ -29,7 +30,6 @@ from orchestrator.core.finished import finished
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import ClosedWait, Journal
 from orchestrator.core.path import undo_path
-from orchestrator.core.retry import ONCE, UNDO_RETRY
 from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
 
@@ -237,15 +237,17 @@ class Driver:
         if action is None:
             self.agenda.hold(Held("undo-unknown", path, f"nobody knows how to undo {entry.path}", entry))
             return
-        local = action["do"] == "step"
-        ask = Ask("undo", entry.path, action, retry=UNDO_RETRY if local else ONCE)
+        timeout, retry = bounds_of(action)
+        ask = Ask("undo", entry.path, action, timeout=timeout, retry=retry)
         ask.path, ask.entry = path, entry
         data: dict[str, Json] = {"kind": "undo", "name": entry.path, "args": action, "known": entry.known}
-        if not local:
-            data["due"] = self.journal.due_in(CALL_TIMEOUT)
+        if timeout is not None:
+            data["due"] = self.journal.due_in(timeout)
         if not entry.local and entry.asked_at is not None:
             data["undoes_at"] = entry.asked_at.isoformat()
-        self.agenda.add(self.undoing.branch_of(entry), ask, self.journal.produce("asked", path, data))
+        fact = self.journal.produce("asked", path, data)
+        ask.undoes = {name: fact.data[name] for name in ("known", "undoes_at") if name in fact.data}
+        self.agenda.add(self.undoing.branch_of(entry), ask, fact)
 
     def undo_ended(self, ask: Ask, fact: Fact) -> None:
         """An undo was done; or it was not, and a person is asked."""

@@ -207,7 +207,7 @@ class Machine:
                 or (path in self.agenda.needs and data.get("outcome") == "unknown")
             ):
                 kind = "late"
-            elif found[1].kind == "call" and data.get("outcome") == "failed":
+            elif found[1].is_message and data.get("outcome") == "failed":
                 kind, data = self._call_failed(found[1], data, max(self.at, at))
         self._tell(kind, path, data, at, actor)
 
@@ -459,7 +459,10 @@ class Machine:
         agenda.decisions.pop(fact.path, None)
         outcome: str = fact.data["outcome"]
         if ask.kind == "undo":
-            self._driver.undo_ended(ask, fact)
+            if ask.is_local and error_in(fact.data).get("settling"):
+                ask.due, ask.overdue = None, True  # it still runs, and may turn out to be done
+            else:
+                self._driver.undo_ended(ask, fact)
             return
         if ask.is_exact and outcome == "done" and ask.undo is not None:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
@@ -504,7 +507,7 @@ class Machine:
             return
         ask = found[1]
         ask.retry_at, ask.sent_at = None, fact.at
-        if ask.entry is not None:
+        if ask.entry is not None and ask.kind != "undo":
             ask.entry.asked_at, ask.entry.again = fact.at, True
         if self.journal.is_new(fact):
             self.journal.sent_again.append(SentAgain(ask, ask.attempt, fact.position, fact.at))

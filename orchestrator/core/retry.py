@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Final, TypeAlias, TypedDict, Unpack, cast
 
 from contracts.limits import SPAN_MAX
 
@@ -88,6 +88,36 @@ class Retry:
         """`factor` times as long each time, up to `cap`."""
         bounds.setdefault("cap", max(first, CAP))
         return cls(first=first, factor=factor, **bounds)
+
+    def as_data(self) -> dict[str, float | int | list[str] | None]:
+        """The policy as a journal keeps it, spans in seconds. One that names classes has no such form."""
+        return {
+            "attempts": self.attempts,
+            "first": self.first.total_seconds(),
+            "factor": self.factor,
+            "cap": self.cap.total_seconds(),
+            "step": self.step.total_seconds(),
+            "jitter": self.jitter,
+            "within": None if self.within is None else self.within.total_seconds(),
+            "only": [str(one) for one in self.only],
+            "never": [str(one) for one in self.never],
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Retry:
+        """What `as_data` said."""
+        within = data["within"]
+        return cls(
+            attempts=data["attempts"],
+            first=timedelta(seconds=data["first"]),
+            factor=float(data["factor"]),
+            cap=timedelta(seconds=data["cap"]),
+            step=timedelta(seconds=data["step"]),
+            jitter=float(data["jitter"]),
+            within=None if within is None else timedelta(seconds=within),
+            only=tuple(data["only"]),
+            never=tuple(data["never"]),
+        )
 
     def delay_after(self, attempt: int, *, key: bytes) -> timedelta | None:
         """The wait after the `attempt`-th try (from 1) failed; None when there is no further try."""

@@ -110,7 +110,7 @@ def asked_again(one: SentAgain) -> Fact:
     """The `asked` fact of a command as if it had been asked for when its message is made again."""
     ask = one.ask
     due = {} if ask.due is None else {"due": ask.due.isoformat()}
-    data = {"kind": ask.kind, "name": ask.name, "args": ask.args, "again": one.attempt, **due}
+    data = {"kind": ask.kind, "name": ask.name, "args": ask.args, "again": one.attempt, **due, **ask.undoes}
     return Fact(one.position, "asked", ask.path, data, one.at)
 
 
