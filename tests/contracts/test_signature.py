@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import BadSecret, BadSignature
-from contracts.signature import Secret, sign, verify
+from contracts.signature import PublicKey, Secret, SigningKey, sign, signer, verify
 
 # Standard Webhooks, the vectors of its libraries' tests
 SECRET = Secret.parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
@@ -180,3 +180,85 @@ def test_a_secret_shows_itself_only_when_asked() -> None:
     for shown in (repr(secret), str(secret), f"{secret}", f"{[secret]}"):
         assert "k" * 4 not in shown
         assert secret.text not in shown
+
+
+# v1a: ed25519. The vector is that of a published implementation's tests.
+
+SIGNING = SigningKey.parse(
+    "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg=="
+)
+PUBLIC = PublicKey.parse("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=")
+SIGNATURE_A = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+
+
+def check_public(signature: str, *, body: bytes = BODY) -> str:
+    try:
+        verify([PUBLIC], message_id=ID, timestamp=str(AT), signature=signature, body=body, now=AT)
+    except BadSignature as refused:
+        return refused.reason
+    return ""
+
+
+def test_an_ed25519_key_signs_as_published_and_its_public_half_verifies() -> None:
+    assert SIGNING.public == PUBLIC
+    assert sign([SIGNING], message_id=ID, timestamp=AT, body=BODY) == SIGNATURE_A
+    assert check_public(SIGNATURE_A) == ""
+    assert check_public(SIGNATURE_A, body=BODY + b" ") == "mismatch"
+
+
+def test_several_keys_of_both_kinds_sign_side_by_side() -> None:
+    both = sign([SIGNING, SECRET], message_id=ID, timestamp=AT, body=BODY)
+
+    assert both == f"{SIGNATURE_A} {SIGNATURE}"
+    assert (check(both), check_public(both)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "signature", [SIGNATURE_A.replace("v1a,", "v1,"), SIGNATURE, "v1a,", "v1a,AAAA", "v1a,!!", "v1a"]
+)
+def test_a_public_key_accepts_no_signature_of_another_version_or_form(signature: str) -> None:
+    assert check_public(signature) == "mismatch"
+
+
+def test_a_secret_accepts_no_ed25519_signature() -> None:
+    assert check(SIGNATURE_A) == "mismatch"
+
+
+def test_no_more_than_five_ed25519_candidates_are_tried() -> None:
+    assert check_public(" ".join(["v1a,AAAA"] * 4 + [SIGNATURE_A])) == ""
+    assert check_public(" ".join(["v1a,AAAA"] * 5 + [SIGNATURE_A])) == "mismatch"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "whsk_",
+        "whsk_AAAA",
+        "whsk_!!",
+        PUBLIC.text,
+        SIGNING.text.replace("6Xb", "7Xb"),
+        SIGNING.text.removeprefix("whsk_"),
+    ],
+)
+def test_what_is_no_signing_key_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(BadSecret) as refused:
+        SigningKey.parse(text)
+
+    assert text == "" or text not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "whpk_", "whpk_AAAA", "whsk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="]
+)
+def test_what_is_no_public_key_is_refused(text: str) -> None:
+    with pytest.raises(BadSecret):
+        PublicKey.parse(text)
+
+
+def test_a_signing_key_may_be_its_seed_alone_and_shows_itself_nowhere() -> None:
+    alone = SigningKey(SIGNING.seed)
+
+    assert alone == SIGNING == signer(SIGNING.text)
+    assert isinstance(signer(SECRET.text), Secret)
+    assert "6Xb" not in repr(alone) + str(alone)
