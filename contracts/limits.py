@@ -26,6 +26,12 @@ UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the executi
 CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=
 SPAN_MAX: Final = timedelta(days=3653)  # of a sleep or a timeout: ten years
 
+# Attributes of executions
+ATTRIBUTES_MAX: Final = 32  # of one execution; more are a UsageError
+ATTRIBUTE_NAME_BYTES_MAX: Final = 64  # of the name of one
+ATTRIBUTE_TEXT_BYTES_MAX: Final = 256  # of a text that is the value of one
+CONDITIONS_MAX: Final = 8  # about attributes, of one search
+
 # Approvals
 DECIDERS_MAX: Final = 100  # names that one approval asks
 CHOICES_MAX: Final = 20  # of one approval

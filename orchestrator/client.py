@@ -20,6 +20,7 @@ from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownEx
 from contracts.identifiers import uuid7
 from contracts.limits import KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX
 from orchestrator import approvals
+from orchestrator.conditions import conditions
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
 from orchestrator.core.status import TERMINAL, Status
@@ -28,6 +29,7 @@ from orchestrator.standing import ENDS, Standing, stands
 from orchestrator.store import approvals as asked_for
 from orchestrator.store import reading, starts, terminating
 from orchestrator.store.approvals import ApprovalRow
+from orchestrator.store.attributes import Condition
 from orchestrator.store.database import Connection
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.starts import NewExecution
@@ -226,11 +228,22 @@ class Client:
         states: Sequence[str] | None = None,
         flow: str | None = None,
         key: str | None = None,
+        where: Sequence[Condition | str] = (),
         limit: int = 50,
     ) -> list[ExecutionRow]:
-        """The newest executions first. `states` are stored statuses, or ready, running and waiting."""
+        """The newest executions first. `states` are stored statuses, or ready, running and waiting; `where` is about
+        what they have published, such as `amount>=100`, and all of it has to be so.
+
+        Raises ConditionInvalid.
+        """
         return await reading.newest(
-            self._conn, tenant=self._tenant, states=states, flow=flow, key=key, limit=limit
+            self._conn,
+            tenant=self._tenant,
+            states=states,
+            flow=flow,
+            key=key,
+            limit=limit,
+            where=conditions(where),
         )
 
     async def wait(self, execution_id: UUID | str, *, seconds: float) -> ExecutionView:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from contracts.messages import Command, Event, plain
 from orchestrator.core.ask import Ask
+from orchestrator.core.attributes import Value, value_of
 from orchestrator.core.errors import code_of, in_words
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
@@ -211,6 +212,11 @@ class FlowTester(Generic[I, O]):
         """The failure that ended the flow, as data."""
         return self.journal[-1].data["error"]
 
+    @property
+    def attributes(self) -> dict[str, Value]:
+        """What the flow has published about its execution, and not removed."""
+        return {name: value_of(data) for name, data in self.machine.attributes.items()}
+
     def _timed(self, machine: Machine) -> list[str]:
         return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
 
@@ -238,7 +244,8 @@ class FlowTester(Generic[I, O]):
 
 def _state(machine: Machine) -> tuple[object, ...]:
     held = None if machine.held is None else (machine.held.code, machine.held.path)
-    return machine.status, list(machine.open), machine.position, held, machine.new, machine.next_due()
+    due = machine.next_due()
+    return machine.status, list(machine.open), machine.position, held, machine.new, due, machine.attributes
 
 
 def _is(what: object, ask: Ask) -> bool:

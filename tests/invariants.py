@@ -94,6 +94,21 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
          group by j.tenant_id, j.payload ->> 'definition', j.payload #>> '{event,inbox_id}'
         having count(*) > 1
     """,
+    "attribute that was not published last": """
+        select execution_id
+          from (select distinct on (j.tenant_id, j.execution_id, p.name)
+                       j.tenant_id, j.execution_id, p.name, p.value
+                  from waypost.journal j
+                 cross join jsonb_each(j.payload -> 'args') as p(name, value)
+                 where j.kind = 'noted' and j.payload ->> 'kind' = 'publish'
+                 order by j.tenant_id, j.execution_id, p.name, j.position desc) l
+          full join waypost.attribute a using (tenant_id, execution_id, name)
+         where (l.value is null and a.name is not null)
+            or (l.value <> 'null' and a.name is null)
+            or (l.value = 'null' and a.name is not null)
+            or (case when a.moment is null then l.value <> coalesce(to_jsonb(text), to_jsonb(number), to_jsonb(flag))
+                     else (l.value ->> 'time')::timestamptz <> a.moment end)
+    """,
     "journal gap": """
         select execution_id from waypost.execution e
          where (position, position) <> (select count(*), coalesce(max(j.position), 0) from waypost.journal j

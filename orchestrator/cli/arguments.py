@@ -204,6 +204,13 @@ def add_operations(command: Command) -> None:
     listing.add_argument("--status", choices=[*STATES])
     listing.add_argument("--flow", metavar="FLOW")
     listing.add_argument("--key", type=key, metavar="K", help="a business key")
+    listing.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="about what it has published, such as stage=paid or 'amount>=100'; several have to hold all",
+    )
     listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
     add_output(listing, "table", "ids")
 

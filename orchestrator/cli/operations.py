@@ -21,6 +21,7 @@ from orchestrator import bootstrap
 from orchestrator.cli import advice
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table, terminal_width
 from orchestrator.client import Client, ExecutionView
+from orchestrator.conditions import conditions
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.settings import Settings
 from orchestrator.store import versions
@@ -137,6 +138,7 @@ def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) 
             ),
             *([f"decide: {decision}"] if (decision := advice.decision(view)) else []),
             *([f"still standing: {standing}"] if (standing := advice.standing(view)) else []),
+            *([f"published: {published(row)}"] if row.attributes else []),
             f"created {ago(row.created_at, now=now)} ago{progress(row, now)}",
         )
     )
@@ -167,6 +169,10 @@ def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) 
         )
 
 
+def published(row: ExecutionRow) -> str:
+    return ", ".join(f"{name}={plain(briefly(value))}" for name, value in sorted(row.attributes.items()))
+
+
 def progress(row: ExecutionRow, now: datetime) -> str:
     if row.finished_at is not None:
         return f", finished after {(row.finished_at - row.created_at).total_seconds():.1f} s"
@@ -193,6 +199,8 @@ def words(fact: FactRow) -> str:
             text = f"{said.get('type')} {said.get('key') or ''} {briefly(said.get('data'))}"
         case "ended" if "of" in said:
             text = f"{said['outcome']}: the event of fact {said['of']}"
+        case "noted" if said.get("kind") == "publish":
+            text = f"publish {briefly(said.get('args'))}"
         case "withdrawn" | "noted":
             text = f"{said.get('kind')} {said.get('name')}"
         case "terminated":
@@ -253,7 +261,9 @@ def cells(row: ExecutionRow) -> tuple[object, ...]:
 async def listed(args: Namespace, settings: Settings) -> list[ExecutionRow]:
     async with bootstrap.client(settings) as client:
         states = [args.status] if args.status else None
-        return await client.list(states=states, flow=args.flow, key=args.key, limit=args.limit)
+        return await client.list(
+            states=states, flow=args.flow, key=args.key, where=conditions(args.where), limit=args.limit
+        )
 
 
 def resume(args: Namespace, settings: Settings) -> int:

@@ -19,6 +19,7 @@ from contracts.limits import (
     SPAN_MAX,
 )
 from contracts.messages import Action, Command, Effect, Event, command
+from orchestrator.core import attributes as own
 from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
@@ -511,6 +512,15 @@ class Context:
         data = event.model_dump(mode="json", by_alias=True)
         name = named(kind.type_.rpartition(".")[2])
         self._machine.note("emit", name, {"type": kind.type_, "key": key, "data": data})
+
+    def publish(self, **attributes: str | float | bool | datetime | None) -> None:
+        """Say about this execution what it should be found by: `publish(stage="paid", amount=4200)`. An attribute
+        keeps its value until it gets another one, also when the flow continues as new or ends; None removes it.
+
+        Raises UsageError for a name that is no identifier, for a text that is too long or not printable, a time
+        without a zone, a number that is not finite, and for too many attributes.
+        """
+        self._machine.publish(own.said(attributes))
 
     def now(self) -> datetime:
         """The time of the fact that resumed this flow, in UTC. It moves with facts, not with the clock."""

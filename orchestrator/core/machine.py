@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge, shown
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
+from orchestrator.core import attributes
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
 from orchestrator.core.branch import Branch
@@ -77,6 +78,7 @@ class Machine:
         self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing)
         self._seed = b""
         self._patches: dict[str, bool] = {}
+        self.attributes: dict[str, Json] = {}
 
     # ---- what it comes to ----------------------------------------------------------------------------------
 
@@ -383,12 +385,16 @@ class Machine:
         """The first fact of the next epoch, in the commit that ends this one. Events that nobody took go along."""
         journal = self.journal
         kept = {
-            name: value for name, value in self.started.items() if name not in ("event", "events", "input")
+            name: value
+            for name, value in self.started.items()
+            if name not in ("attributes", "event", "events", "input")
         }
         events = [
             {"position": event.position, "at": event.at.isoformat(), "data": event.data}
             for event in self.agenda.buffer
         ]
+        if self.attributes:
+            kept["attributes"] = self.attributes
         data = kept | {"input": go_on.input, "epoch": self.epoch + 1, "events": events}
         journal.hear("continued", "", data, strict_json.encode(data, what="continued"), "program")
         self.continues = True
@@ -431,6 +437,7 @@ class Machine:
         self.started, self.began = fact.data, fact.at
         self.journal.before = fact.position - 1
         self._seed = str(fact.data.get("seed", "")).encode()
+        self.attributes = fact.data.get("attributes", {})
         self.agenda.deadline = moment(fact.data.get("deadline"))
         self.branches.begin(self.program(self, fact.data.get("input")))
 
@@ -620,6 +627,16 @@ class Machine:
             raise
         except (NotEncodable, TooLarge) as error:
             raise UsageError(str(error)) from None
+
+    def publish(self, published: dict[str, Json]) -> None:
+        """Change what the execution says about itself. Raises UsageError for too many attributes."""
+        path = self.branches.place("publish")
+        after = attributes.merged(self.attributes, published)
+        recorded = self.journal.recorded()
+        if recorded is None or recorded.says() != ("noted", path, "publish", "publish"):
+            attributes.check_room(after)
+        self._note(path, "publish", "publish", published)
+        self.attributes = after
 
     def continue_as_new(self, input: Json) -> NoReturn:  # noqa: A002  # an execution's input, everywhere
         """The program ends here, and begins again with `input`. Raises UsageError where it may not."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from contracts.identifiers import message_id
+from orchestrator.core.attributes import value_of
 from orchestrator.core.fact import Fact
 from orchestrator.core.journal import TakenBack
 from orchestrator.core.machine import Machine
@@ -14,7 +15,7 @@ from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of
-from orchestrator.store.commits import ClosedWait, NewEvent, NewMessage, NewWait, Turn
+from orchestrator.store.commits import ClosedWait, NewAttribute, NewEvent, NewMessage, NewWait, Turn
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -54,7 +55,8 @@ def turn_of(
         again = [one for one in machine.sent_again if one.position <= position + len(facts)]
         asked = sorted([*asked, *map(asked_again, again)], key=lambda fact: fact.position)
     leaves = any(asks_for_message(fact) for fact in asked)
-    emits = any(is_emitted(fact) for fact in facts)
+    noted = [fact for fact in facts if fact.kind == "noted"]
+    emits = any(is_emitted(fact) for fact in noted)
     closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)
     return Turn(
         tenant=claim.tenant,
@@ -72,7 +74,8 @@ def turn_of(
         due=clock.now() if machine.runnable() or machine.continues else due[0] if due is not None else None,
         guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
         asks=bool(asked),
-        events=events_of(facts, identity_of(claim, machine), wire, bases) if emits else [],
+        events=events_of(noted, identity_of(claim, machine), wire, bases) if emits else [],
+        attributes=published_by(noted) if noted else [],
         messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
         taken_back=[
             (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
@@ -127,6 +130,15 @@ def events_of(
 ) -> list[NewEvent]:
     """The events that `facts` emit, in their order."""
     return [event_of(fact, within(identity, fact, bases), wire) for fact in facts if is_emitted(fact)]
+
+
+def published_by(noted: Sequence[Fact]) -> list[NewAttribute]:
+    """What the execution says about itself after `noted`, where they change it."""
+    last: dict[str, Json] = {}
+    for fact in noted:
+        if fact.data.get("kind") == "publish":
+            last |= fact.data["args"]
+    return [NewAttribute(name, None if data is None else value_of(data)) for name, data in last.items()]
 
 
 def within(identity: Identity, fact: Fact, bases: Mapping[int, str]) -> Identity:

@@ -38,6 +38,14 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class NewAttribute:
+    """What an execution says about itself after a turn; without a value, it is gone."""
+
+    name: str
+    value: str | int | float | bool | datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class NewWait:
     """A wait for an event of `type` and `key` that a turn registers: the first such event is mail for its path."""
 
@@ -83,6 +91,7 @@ class Turn:
     asks: bool
     messages: list[NewMessage] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
+    attributes: list[NewAttribute] = field(default_factory=list)
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
@@ -158,19 +167,49 @@ SENT: Final[LiteralString] = """,
     )
 """
 
+# The row of the execution is locked by now, and only its owner's turns write these.
+PUBLISHED: Final[LiteralString] = """,
+    published as (
+        select t.*
+          from unnest(%(a_tenant)s::int[], %(a_id)s::uuid[], %(a_name)s::text[], %(a_text)s::text[],
+                      %(a_number)s::numeric[], %(a_flag)s::bool[], %(a_moment)s::timestamptz[])
+            as t(tenant_id, execution_id, name, text, number, flag, moment)
+          join done on done.execution = t.execution_id
+    ),
+    kept as (
+        insert into waypost.attribute as a (tenant_id, execution_id, name, text, number, flag, moment)
+        select p.tenant_id, p.execution_id, p.name, p.text, p.number, p.flag, p.moment
+          from published p
+         where num_nonnulls(p.text, p.number, p.flag, p.moment) > 0
+         order by 1, 2, 3
+            on conflict (tenant_id, execution_id, name) do update
+           set text = excluded.text, number = excluded.number, flag = excluded.flag, moment = excluded.moment
+    ),
+    gone as (
+        delete from waypost.attribute a
+         using published p
+         where num_nonnulls(p.text, p.number, p.flag, p.moment) = 0
+           and (a.tenant_id, a.execution_id, a.name) = (p.tenant_id, p.execution_id, p.name)
+    )
+"""
+
 TOLD: Final[LiteralString] = "\n-- and what matched\n select execution::text, is_due from done"
 
 COMMIT_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
 COMMIT_EMITTING: Final[LiteralString] = "with " + DONE + SENT + TOLD
 COMMIT_EMITTING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + TOLD
+COMMIT_PUBLISHING: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + TOLD
+COMMIT_PUBLISHING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + TOLD
 
-STATEMENTS: Final[Mapping[tuple[bool, bool], LiteralString]] = {
-    (False, False): COMMIT,
-    (True, False): COMMIT_TRACED,
-    (False, True): COMMIT_EMITTING,
-    (True, True): COMMIT_EMITTING_TRACED,
+STATEMENTS: Final[Mapping[tuple[bool, bool, bool], LiteralString]] = {
+    (False, False, False): COMMIT,
+    (True, False, False): COMMIT_TRACED,
+    (False, True, False): COMMIT_EMITTING,
+    (True, True, False): COMMIT_EMITTING_TRACED,
+    (False, True, True): COMMIT_PUBLISHING,
+    (True, True, True): COMMIT_PUBLISHING_TRACED,
 }
-"""By whether it is traced, and whether a turn emits events."""
+"""By whether it is traced, whether a turn may emit events, and whether one publishes attributes."""
 
 
 async def commit(
@@ -186,10 +225,13 @@ async def commit(
     parameters = columns(turns) | {"me": me, "now": now}
     if traced:
         parameters["t_began"] = arrays.times([turn.began for turn in turns])
-    emits = any(turn.events for turn in turns)
+    publishes = any(turn.attributes for turn in turns)
+    emits = publishes or any(turn.events for turn in turns)
     if emits:
         parameters |= columns_of_events(turns)
-    cursor = await conn.execute(STATEMENTS[traced, emits], parameters, prepare=True)
+    if publishes:
+        parameters |= columns_of_attributes(turns)
+    cursor = await conn.execute(STATEMENTS[traced, emits, publishes], parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)
 
@@ -255,6 +297,25 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "k_type": arrays.texts([kind for _, kind, _ in keys]),
         "k_key": arrays.texts([key for _, _, key in keys]),
     }
+
+
+def columns_of_attributes(turns: Sequence[Turn]) -> dict[str, object]:
+    """What `turns` publish, column by column; each value is in the column of its type."""
+    published = [(turn, attribute) for turn in turns for attribute in turn.attributes]
+    values = [attribute.value for _, attribute in published]
+    return {
+        "a_tenant": arrays.plain([t.tenant for t, _ in published]),
+        "a_id": arrays.plain([t.execution for t, _ in published]),
+        "a_name": arrays.plain([a.name for _, a in published]),
+        "a_text": arrays.texts([v if isinstance(v, str) else None for v in values]),
+        "a_number": arrays.plain([v if is_number(v) else None for v in values]),
+        "a_flag": arrays.plain([v if isinstance(v, bool) else None for v in values]),
+        "a_moment": arrays.times([v if isinstance(v, datetime) else None for v in values]),
+    }
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:

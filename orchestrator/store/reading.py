@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from psycopg.rows import class_row
 
 from orchestrator.core.upcast import SCHEMA, lifted
+from orchestrator.store.attributes import Condition, clauses
 from orchestrator.store.database import Connection
 
 Json = Any
@@ -38,6 +39,7 @@ class ExecutionRow:
     started_at: datetime | None
     finished_at: datetime | None
     deadline_at: datetime | None
+    attributes: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
 COLUMNS: Final[LiteralString] = """
@@ -48,7 +50,7 @@ COLUMNS: Final[LiteralString] = """
                 else 'waiting' end as state,
            e.status, e.undoing, e.epoch, e.position, e.wake_at, e.owner::text, e.fence,
            e.mail_received - e.mail_read as mail_unread, e.created_at, e.started_at, e.finished_at,
-           e.deadline_at
+           e.deadline_at, waypost.attributes_of(e.tenant_id, e.execution_id) as attributes
       from waypost.execution e
 """
 
@@ -67,13 +69,13 @@ async def execution(conn: Connection, execution_id: str, *, tenant: int) -> Exec
         return await cursor.fetchone()
 
 
-MANY: Final[LiteralString] = (
-    "select * from ("  # noqa: S608  # constants of this file
-    + COLUMNS
-    + """
+OF_THESE: Final[LiteralString] = """
      where e.tenant_id = %(tenant)s
        and (%(flow)s::text is null or e.definition = %(flow)s::text)
        and (%(key)s::text is null or e.business_key = %(key)s::text)
+"""
+
+NEWEST: Final[LiteralString] = """
     ) x
      where %(states)s::text[] is null
         or x.state = any(%(states)s::text[])
@@ -81,7 +83,8 @@ MANY: Final[LiteralString] = (
      order by x.created_at desc, x.execution_id desc
      limit %(limit)s
 """
-)
+
+MANY: Final[LiteralString] = "select * from (" + COLUMNS + OF_THESE + NEWEST  # noqa: S608  # constants of this file
 
 
 async def newest(
@@ -92,8 +95,12 @@ async def newest(
     flow: str | None,
     key: str | None,
     limit: int,
+    where: Sequence[Condition] = (),
 ) -> list[ExecutionRow]:
-    """The newest executions first, of these states (or stored statuses), this flow and this business key."""
+    """The newest executions first, of these states (or stored statuses), this flow and this business key, whose
+    attributes are as all of `where` say.
+    """
+    such, parameters = clauses(where)
     asked = {
         "tenant": tenant,
         "states": list(states) if states else None,
@@ -102,7 +109,8 @@ async def newest(
         "limit": limit,
     }
     async with conn.cursor(row_factory=class_row(ExecutionRow)) as cursor:
-        await cursor.execute(MANY, asked)
+        statement = "select * from (" + COLUMNS + OF_THESE + such + NEWEST  # noqa: S608  # constants of this package
+        await cursor.execute(statement, asked | parameters)
         return await cursor.fetchall()
 
 

@@ -41,6 +41,7 @@ APPLICATIONS: Final = (
     "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
 )
 EMITTING: Final = "the statement of every other commit, with one more insert: tests/engine/test_emit.py"
+PUBLISHING: Final = "the same, with the rows of attributes: tests/engine/test_publish.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
@@ -55,6 +56,8 @@ NOT_HERE: Final = {
     "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
     "orchestrator.store.commits.COMMIT_EMITTING": EMITTING,
     "orchestrator.store.commits.COMMIT_EMITTING_TRACED": EMITTING,
+    "orchestrator.store.commits.COMMIT_PUBLISHING": PUBLISHING,
+    "orchestrator.store.commits.COMMIT_PUBLISHING_TRACED": PUBLISHING,
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,

@@ -141,7 +141,8 @@ async def people(ctx: Context, city: str) -> str:
 
 @workflow(name="golden.months", version="1")
 async def months(ctx: Context, month: int) -> int:
-    """It continues as new, with an event that nobody took."""
+    """It continues as new, with an event that nobody took and with what it has published."""
+    ctx.publish(month=month, done=None)
     await ctx.call(Book(city=f"month {month}"))
     if month == 1:
         return ctx.continue_as_new(2)
