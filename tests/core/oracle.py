@@ -121,6 +121,8 @@ class Undoing:
     asked: set[str] = field(default_factory=set[str])
     open: set[str] = field(default_factory=set[str])
     idle: set[str] = field(default_factory=set[str])
+    exact: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Transactions, which may be undone only once they are done; the scopes that each was asked in."""
     running: str | None = None
     failed: bool = False
     wanted: bool = True
@@ -165,6 +167,8 @@ class Undoing:
                 action=fact.data["undo"],
                 scopes=scopes,
             )
+        elif fact.data["kind"] == "transaction":
+            self.exact[fact.path] = scopes
 
     def _asked_undo(self, fact: Fact, of: str) -> None:
         assert of in self.kept, f"undoes what cannot stand: {fact}"
@@ -210,6 +214,10 @@ class Undoing:
                 self._is_undone()
             else:
                 self.failed = True
+        elif fact.path in self.exact:
+            assert outcome in {"done", "refused"}, f"done or rolled back: {fact}"
+            if "undo" in fact.data:
+                self._kept_exactly(fact)
         elif entry is not None and outcome == "refused":
             del self.kept[fact.path]
         elif entry is not None:
@@ -218,6 +226,18 @@ class Undoing:
             entry.settling = bool(error_in(fact.data).get("settling"))
             if outcome == "done":
                 entry.known, entry.action = True, fact.data["undo"]
+
+    def _kept_exactly(self, fact: Fact) -> None:
+        """A transaction can be undone once it is committed, and its undo is known from then on."""
+        self.kept[fact.path] = Kept(
+            local=True,
+            hold=False,
+            action=fact.data["undo"],
+            scopes=self.exact[fact.path],
+            rank=fact.position,
+            known=True,
+            answered=True,
+        )
 
     def _withdrawn(self, fact: Fact) -> None:
         assert fact.path in self.open, f"withdraws what is not open: {fact}"

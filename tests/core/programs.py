@@ -7,7 +7,7 @@ journal, so that whoever reads that needs no program.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, assert_never
 
@@ -43,9 +43,11 @@ KEYS: tuple[str, ...] = ("k", "l")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call or a local step; when `hold`, a person decides about an unknown outcome."""
+    """A call, a local step or a transaction; when `hold`, a person decides about an unknown outcome, which a
+    transaction never has.
+    """
 
-    kind: Literal["call", "step"]
+    kind: Literal["call", "step", "transaction"]
     name: str = "a"
     undo: Undone = "no"
     hold: bool = False
@@ -306,6 +308,10 @@ def work(at: str, scopes: list[str]) -> Any:
     """What the local steps run, were they run."""
 
 
+async def write(conn: Any, at: str, scopes: list[str]) -> Any:
+    """What the transactions run, were they run."""
+
+
 def unwork(at: str) -> None: ...
 
 
@@ -327,6 +333,8 @@ async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
             "svc", "do.it", {"at": at, "in": scopes},
             undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node), retry=resends_of(node),
         )  # fmt: skip
+    elif node.kind == "transaction":
+        await ctx.transaction(write, at, scopes, undo=exact_undo_of(node.undo, at), name=named(node))
     else:
         await ctx.step(
             work, at, scopes, undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
@@ -356,9 +364,14 @@ def promises_of(node: Ask) -> Any:
 
 
 def undo_of(how: Undone, at: str) -> Undo[Any] | None:
-    def exact(reply: Any) -> Action:
-        return command("svc", "undo", {"at": at, "reply": reply})
+    exact = exact_undo_of(how, at)
+    if how == "needs reply" and callable(exact):
+        return lambda reply: None if reply is None else exact(reply)
+    return exact
 
+
+def exact_undo_of(how: Undone, at: str) -> Action | Callable[[Any], Action] | None:
+    """For a transaction: what it returned is always known."""
     match how:
         case "no":
             return None
@@ -366,10 +379,8 @@ def undo_of(how: Undone, at: str) -> Undo[Any] | None:
             return command("svc", "undo", {"at": at})
         case "local":
             return local(unwork, at)
-        case "exact":
-            return exact
-        case "needs reply":
-            return lambda reply: None if reply is None else exact(reply)
+        case "exact" | "needs reply":
+            return lambda reply: command("svc", "undo", {"at": at, "reply": reply})
 
 
 # ---- trees -----------------------------------------------------------------------------------------------------
@@ -377,7 +388,7 @@ def undo_of(how: Undone, at: str) -> Undo[Any] | None:
 
 def asks() -> st.SearchStrategy[Ask]:
     undos: list[Undone] = ["fixed", "exact", "local", "needs reply", "no"]
-    kinds: list[Literal["call", "step"]] = ["call", "step"]
+    kinds: list[Literal["call", "step", "transaction"]] = ["call", "call", "step", "step", "transaction"]
     policies: list[Policy] = [
         "exponential", "fixed", "linear", "total", "named", "once", "probed", "watched",
     ]  # fmt: skip

@@ -112,7 +112,7 @@ class World:
     def _try_fails(self, path: str) -> None:
         """A try of a local step raises; or it is ended, nobody knows what it did, and it has left something."""
         error = {"code": self.of(["raised", RETRIED])}
-        unknown = self.pick(3) == 2
+        unknown = self.pick(3) == 2 and not self.machine.open[path][1].is_exact
         left = {"r": self.pick(3)} if unknown else None
         self.do(lambda: self.machine.attempt_failed(path, error, self.at, unknown=unknown, left=left))
 
@@ -137,17 +137,25 @@ class World:
 
     def _tell(self, path: str, *, calm: bool = True) -> None:
         outcome = self.of(OUTCOMES if calm else ("unknown", *OUTCOMES))
+        if self._is_exact(path) and (outcome != "done" or path not in self.machine.open):
+            outcome = "refused"  # what has not ended is rolled back
         if outcome == "done":
             data: dict[str, Json] = {"outcome": "done", "value": self.of(REPLIES)}
         else:
             data = {"outcome": outcome, "error": {"code": "c", "detail": "as the world wants it"}}
         self.do(lambda: self._told(path, data))
 
+    def _is_exact(self, path: str) -> bool:
+        """Whether it was asked as a transaction, which is done or not."""
+        said = [*self.journal, *self.machine.new]
+        return any(it.path == path and it.kind == "asked" and it.data["kind"] == "transaction" for it in said)
+
     def _told(self, path: str, data: dict[str, Json]) -> None:
         try:
             self.machine.tell("ended", path, data, self.at)
         except (NotEncodable, TooLarge):
-            self.machine.tell("ended", path, {"outcome": "failed", "error": {"code": "unfit"}}, self.at)
+            outcome = "refused" if self._is_exact(path) else "failed"
+            self.machine.tell("ended", path, {"outcome": outcome, "error": {"code": "unfit"}}, self.at)
 
     def _pass_time(self) -> None:
         due = self.machine.next_due()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, LiteralString
 
+import psycopg
 from pydantic import BaseModel
 
 from orchestrator import Context, OutcomeUnknown, Retry, StepRefused, hours, local, seconds, workflow
@@ -87,6 +88,27 @@ async def pickup(ctx: Context, announced: Announced) -> str:
     """An event starts it."""
     reserved = await ctx.call(Reserve(order=announced.order, jammed=False))
     return reserved.reservation
+
+
+@workflow(name="booked", version="1")
+async def booked(ctx: Context, order: Order) -> list[int]:
+    """The application's own table is written in the commits of the journal, before and after a service is asked."""
+    before = await ctx.transaction(book, order.id, name="before")
+    await ctx.call(Reserve(order=order.id, jammed=False))
+    after = await ctx.transaction(book, order.id, name="after")
+    return [before, after]
+
+
+BOOK: Final[LiteralString] = "insert into ledger (item) values (%s)"
+BOOKED: Final[LiteralString] = "select count(*) from ledger where item = %s"
+
+
+async def book(conn: psycopg.AsyncConnection[Any], order: str) -> int:
+    """How many lines the order has in the ledger, this one included."""
+    await conn.execute(BOOK, [order])
+    row = await (await conn.execute(BOOKED, [order])).fetchone()
+    assert row is not None, "a count has a row"
+    return int(row[0])
 
 
 def weigh(_order: str) -> int:

@@ -54,8 +54,10 @@ CANCELLED: Final = Scenario("cancelled", flow="cancelled", cancelled=True, compa
 """A person cancels it."""
 PICKUP: Final = Scenario("pickup", flow="pickup", announced=True)
 """An event starts it."""
+BOOKED: Final = Scenario("booked", flow="booked")
+"""Its application writes a table of its own in the commits of the journal."""
 
-SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP)
+SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED)
 
 
 @dataclass(frozen=True, slots=True)

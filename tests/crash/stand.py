@@ -64,6 +64,8 @@ NAPS: Final = """
        and kind = 'asked'
        and path like '%%nap'
 """
+LEDGER: Final = "create table ledger (line int generated always as identity, item text not null)"
+"""The application's own table: `tests/crash/flows.py` writes it."""
 OPEN_AGAIN: Final = "update waypost.endpoint set state = 'enabled' where state = 'disabled'"
 
 
@@ -272,6 +274,7 @@ async def stand(dsn: str, folder: Path, collector: Collector | None = None) -> A
         asyncio.TaskGroup() as group,
     ):
         await register(conn, at.environment, ports)
+        await conn.execute(LEDGER)
         found = Stand(at, conn, parts, collector)
         for part in parts:
             group.create_task(found.keep(part))

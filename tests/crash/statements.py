@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = ("migrations", "orchestrator", "receiver", "relay")
+APPLICATION: Final = "tests.crash.flows"
+"""The module of an application that writes a table of its own."""
 SQL: Final = re.compile(
     r"\s*(select|with|insert|update|delete|merge|create|drop|alter|listen|notify|set)\s", re.IGNORECASE
 )
@@ -27,6 +29,7 @@ READERS: Final = frozenset({"facts_of", "version_drawn", "draw_of"})
 
 def modules() -> Iterator[str]:
     """The names of the product's modules that may have statements."""
+    yield APPLICATION
     for package in PACKAGES:
         yield package
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
