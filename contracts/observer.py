@@ -21,6 +21,7 @@ class Observer(Protocol):
     worker:    execution.owned (flow, version, trigger, waited) · step.tried (flow, version, path, outcome) ·
                turn.committed (flow, version, facts, taken_back, began) · executions.watched (stuck)
     relay:     message.tried (state, outcome, status, error) · replies.posted (count, stored) ·
+               endpoint.disabled (reason) · circuit.opened, circuit.closed (endpoint) · retry.clamped (endpoint) ·
                reply.unfit (endpoint, error), a reply in an answer that breaks the contract
     receiver:  receiver.started (host, port) · post.batch (size, stored) · event.stored (sender, answer) ·
                event.duplicate (tenant, sender) · event.conflict · event.unstorable (error) ·

@@ -1,10 +1,14 @@
-"""What an answer means for the message that it answers: the table of docs/participants.md, as data in and data out."""
+"""What an answer means for the message that it answers: the table of docs/delivering.md, as data in and data out."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import ClassVar, Final
+from uuid import UUID
 
-from contracts.backoff import delay_after
+from contracts.backoff import COMMAND_SCHEDULE, EVENT_SCHEDULE, Schedule
 from contracts.outcome import Outcome
 
 NOT_FOUND_TRIES: Final = 5  # 404 is a service that is being deployed for about 18 s, then a wrong URL
@@ -12,9 +16,61 @@ PAUSE: Final = timedelta(seconds=60)  # of an endpoint that answers 429 without 
 RETRY_AFTER_MAX: Final = timedelta(hours=24)
 REPLY_CUT: Final = "reply-cut"  # the answer began to be a reply and broke off
 
-TRIED_AGAIN: Final = frozenset({404, 408, 409, 425, 429})  # of the 4xx; every other one is a refusal
-NOT_ACTED_ON: Final = frozenset({404, 425, 429})  # said before the service looked at the command
-REFUSED_5XX: Final = frozenset({501})
+
+class Means(Enum):
+    """What a status says about the message that it answers."""
+
+    TAKEN = "taken"
+    AGAIN = "tried again"
+    SHORTLY = "tried again for a short while, then refused"
+    PAUSE = "tried again; the endpoint is left alone meanwhile"
+    REFUSED = "refused"
+    GONE = "refused; the endpoint is disabled"
+    LATER = "tried again; the endpoint is disabled until a person enables it"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: what a status means for a command, and what for an event.
+
+    `untouched`: who says it has not looked at the message, so a later refusal is still definite.
+    """
+
+    command: Means
+    event: Means
+    untouched: bool = False
+
+
+STATUSES: Final[Mapping[int, Row]] = {
+    404: Row(Means.SHORTLY, Means.AGAIN, untouched=True),
+    408: Row(Means.AGAIN, Means.AGAIN),
+    409: Row(Means.AGAIN, Means.AGAIN),  # the same Idempotency-Key is at work
+    410: Row(Means.GONE, Means.LATER),
+    425: Row(Means.AGAIN, Means.AGAIN, untouched=True),
+    429: Row(Means.PAUSE, Means.PAUSE, untouched=True),
+    501: Row(Means.REFUSED, Means.AGAIN),
+}
+"""Statuses that mean something else than their hundred."""
+
+HUNDREDS: Final[Mapping[int, Row]] = {
+    2: Row(Means.TAKEN, Means.TAKEN),
+    3: Row(Means.REFUSED, Means.AGAIN),  # never followed
+    4: Row(Means.REFUSED, Means.AGAIN),
+    5: Row(Means.AGAIN, Means.AGAIN),
+}
+
+OURS: Final = frozenset(
+    {
+        "unknown-endpoint",
+        "no-secret",
+        "secret-unreadable",
+        "bad-url",
+        "bad-settings",
+        "out-of-files",
+        "claim-unknown",
+    }
+)
+"""What ended a try on our side, before anything was dialled: the message's tries do not count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +81,8 @@ class Answer:
     happened instead, and beside a status what is wrong with the reply that came with it. `reached` is False
     only when provably not one byte of the request was written. `body` holds at most the relay's
     `response_max` bytes and `truncated` says that there was, or may have been, more. `reply` is the body of a
-    200 or 201 that is a CloudEvent, when it came whole.
+    200 or 201 that is a CloudEvent, when it came whole. `cut_before`: within the same try it was sent before, over a
+    kept connection that was cut, and may have arrived there.
     """
 
     status: int | None = None
@@ -37,6 +94,7 @@ class Answer:
     reply: bytes | None = None
     retry_after: timedelta | None = None
     duration: timedelta = timedelta(0)
+    cut_before: bool = False
 
 
 def unsent(error_code: str) -> Answer:
@@ -57,13 +115,25 @@ class Retry:
     """Send it again `after` this long, under the same identity.
 
     `reached`: the service may have acted, so a later refusal is no longer definite. `pause`: leave the whole
-    endpoint alone for so long.
+    endpoint alone for so long. `disable`: send it nothing until a person enables it. `clamped`: it asked to be left
+    alone for longer than `RETRY_AFTER_MAX`.
     """
 
     word: ClassVar = "retry"
     after: timedelta
     reached: bool
     pause: timedelta | None = None
+    disable: bool = False
+    clamped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """We are to blame, and nothing was dialled: send it again `after` this long. The try does not count."""
+
+    word: ClassVar = "spared"
+    reached: ClassVar = False
+    after: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +146,107 @@ class Refused:
     disable: bool = False
 
 
-Verdict = Delivered | Retry | Refused
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """It was the last try: the message is a dead letter, and `code` says what the last answer was."""
+
+    word: ClassVar = "dead"
+    code: str
+    reached: bool
+    pause: timedelta | None = None
+    disable: ClassVar = False
 
 
-def judge(answer: Answer, *, attempt: int, endpoint: str) -> Verdict:
-    """What becomes of a command after its `attempt`-th try (from 1), to the endpoint of that name.
+Verdict = Delivered | Retry | Spared | Refused | Dead
 
-    There is no last attempt: a command is tried until its `expires_at`, which its claim checks, and whoever
-    waits for it takes it back. Whether a refusal is definite is decided under the lock (`waypost.settle`),
-    which knows the earlier tries.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """The try that was answered.
+
+    `attempt` is its number among those that count, from 1; `age` how long ago the message was made. `command` is
+    False for an event. `schedule` is what the endpoint says, if it says anything.
+    """
+
+    message_id: UUID
+    attempt: int
+    endpoint: str
+    command: bool = True
+    age: timedelta = timedelta(0)
+    schedule: Schedule | None = None
+
+    def next_after(self) -> timedelta | None:
+        """How long to wait for the next one; None when there is none."""
+        schedule = self.schedule or (COMMAND_SCHEDULE if self.command else EVENT_SCHEDULE)
+        return schedule.after(self.attempt, age=self.age, chance=chance_of(self.message_id, self.attempt))
+
+
+def judge(answer: Answer, this: Try) -> Verdict:
+    """What becomes of a message after `this` try.
+
+    A command has no last attempt, unless its endpoint's schedule says so: it is tried until its `expires_at`, which
+    its claim checks, and whoever waits for it takes it back. Whether a refusal is definite is decided under the lock
+    (`waypost.settle`), which knows the earlier tries.
 
     Source: docs/participants.md, the answers; RFC 9110, section 10.2.3 (Retry-After must be observed).
     """
     status = answer.status
     if status is None:
-        return Retry(delay_after(attempt), answer.reached)
-    if 200 <= status < 300:
-        # Whoever answers with the reply posts none: what broke off is said again when the command comes again.
-        return Retry(delay_after(attempt), reached=True) if answer.error_code == REPLY_CUT else Delivered()
-    if _is_tried_again(status) and not (status == 404 and attempt >= NOT_FOUND_TRIES):
-        pause = min(answer.retry_after or timedelta(0), RETRY_AFTER_MAX)
-        if status == 429:
-            pause = pause or PAUSE
-        return Retry(
-            max(delay_after(attempt), pause),
-            reached=status not in NOT_ACTED_ON,
-            pause=pause if status == 429 else None,
-        )
-    return Refused(
-        Outcome(
-            "refused",
-            code=f"http-{status}",
-            detail=f"endpoint {endpoint} answered {status}",
-            data={"status": status},
-        ),
-        disable=status == 410,
+        if answer.error_code in OURS and not answer.reached:
+            return Spared(COMMAND_SCHEDULE.after(this.attempt) or PAUSE)
+        return again(answer, this, reached=answer.reached)
+    row = STATUSES.get(status) or HUNDREDS[status // 100]
+    means = row.command if this.command else row.event
+    if means is Means.TAKEN and answer.error_code != REPLY_CUT:
+        return Delivered()
+    ends = means in {Means.REFUSED, Means.GONE} or (
+        means is Means.SHORTLY and this.attempt >= NOT_FOUND_TRIES
+    )
+    if ends and not (answer.cut_before and means is not Means.GONE):
+        return refused(status, this, disable=means is Means.GONE)
+    # Whoever answers with the reply posts none: what broke off is said again when the command comes again.
+    return again(
+        answer,
+        this,
+        reached=answer.cut_before or not row.untouched,
+        pause=PAUSE if means is Means.PAUSE else None,
+        disable=means is Means.LATER,
     )
 
 
-def _is_tried_again(status: int) -> bool:
-    return status in TRIED_AGAIN or (status >= 500 and status not in REFUSED_5XX)
+def again(
+    answer: Answer, this: Try, *, reached: bool, pause: timedelta | None = None, disable: bool = False
+) -> Verdict:
+    """The next try, or the end of all. Retry-After delays it, and never hurries it; `pause` is what an endpoint is
+    left alone for that does not say for how long. A disabled endpoint has no last try: what waits for it waits.
+    """
+    asked = answer.retry_after or timedelta(0)
+    wanted = min(asked, RETRY_AFTER_MAX)
+    if pause is not None:
+        pause = wanted or pause
+    after = this.next_after()
+    if after is None and not disable:
+        return Dead(code_of(answer), reached, pause)
+    delay = max(after or timedelta(0), pause or wanted)
+    return Retry(delay, reached, pause, disable, clamped=asked > RETRY_AFTER_MAX)
+
+
+def refused(status: int, this: Try, *, disable: bool) -> Refused:
+    outcome = Outcome(
+        "refused",
+        code=f"http-{status}",
+        detail=f"endpoint {this.endpoint} answered {status}",
+        data={"status": status},
+    )
+    return Refused(outcome, disable=disable)
+
+
+def code_of(answer: Answer) -> str:
+    """What an answer was, in one word: `http-503`, `timeout`."""
+    return answer.error_code or f"http-{answer.status}"
+
+
+def chance_of(message_id: UUID, attempt: int) -> float:
+    """Where in its jitter a delay lies, 0 to 1: another for each message and attempt, the same whoever asks."""
+    drawn = hashlib.sha256(message_id.bytes + attempt.to_bytes(4, "big")).digest()
+    return int.from_bytes(drawn[:4], "big") / 0xFFFFFFFF

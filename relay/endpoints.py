@@ -9,6 +9,7 @@ from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection
 
+from contracts.backoff import BadSchedule, Schedule
 from contracts.errors import BadSecret, VaultError
 from contracts.limits import SECRETS_MAX
 from contracts.observer import Observer
@@ -25,11 +26,12 @@ ENDPOINTS_MAX: Final = 10_000  # kept in memory; more, and all are read again
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where to post and how to sign: with every live secret, newest first, so that both sides of a rotation
-    verify.
+    verify. `schedule` is when to try again, if the endpoint says it.
     """
 
     url: str
     secrets: tuple[Secret, ...]
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,17 @@ class Unusable:
     error_code: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An endpoint as the table has it; of each live secret its key id, nonce and ciphertext."""
+
+    url: str
+    schedule: Any
+    sealed: list[tuple[str, bytes, bytes]]
+
+
 READ: Final[LiteralString] = """
-    select e.tenant_id, e.name, e.url, s.key_id, s.nonce, s.ciphertext
+    select e.tenant_id, e.name, e.url, e.schedule, s.key_id, s.nonce, s.ciphertext
       from unnest(%(tenant)s::int[], %(name)s::text[]) as t(tenant_id, name)
       join waypost.endpoint e
         on e.tenant_id = t.tenant_id
@@ -94,7 +105,7 @@ class Endpoints:
         return {key: self._known[key][1] for key in wanted}
 
     async def _read(self, conn: Connection, keys: list[EndpointKey], now: datetime | None) -> None:
-        rows: dict[EndpointKey, tuple[str, list[tuple[str, bytes, bytes]]]] = {}
+        rows: dict[EndpointKey, Row] = {}
         cursor = await conn.execute(
             READ,
             {
@@ -104,31 +115,34 @@ class Endpoints:
                 "now": now,
             },
         )
-        async for tenant_id, name, url, key_id, nonce, ciphertext in cursor:
-            _, sealed = rows.setdefault((tenant_id, name), (url, []))
+        async for tenant_id, name, url, schedule, key_id, nonce, ciphertext in cursor:
+            row = rows.setdefault((tenant_id, name), Row(url, schedule, []))
             if key_id is not None:
-                sealed.append((key_id, nonce, ciphertext))
+                row.sealed.append((key_id, nonce, ciphertext))
         if len(self._known) + len(keys) > ENDPOINTS_MAX:
             self._known.clear()
         read_at = self._clock()
         for key in keys:
             self._known[key] = (
                 read_at,
-                self._open(key, *rows[key]) if key in rows else Unusable("unknown-endpoint"),
+                self._open(key, rows[key]) if key in rows else Unusable("unknown-endpoint"),
             )
 
-    def _open(
-        self, key: EndpointKey, url: str, sealed: list[tuple[str, bytes, bytes]]
-    ) -> Endpoint | Unusable:
-        if problems := check_url(url, allow=self._allow):
-            self._observer.saw(
-                "endpoint.unusable", tenant=key[0], endpoint=key[1], reason="; ".join(problems)
-            )
-            return Unusable("bad-url")
-        if not sealed:
+    def _open(self, key: EndpointKey, row: Row) -> Endpoint | Unusable:
+        if problems := check_url(row.url, allow=self._allow):
+            return self._unusable(key, "bad-url", "; ".join(problems))
+        try:
+            schedule = None if row.schedule is None else Schedule.of(row.schedule)
+        except BadSchedule as error:
+            return self._unusable(key, "bad-settings", str(error))
+        if not row.sealed:
             return Unusable("no-secret")
-        secrets = tuple(secret for row in sealed if (secret := self._secret(key, *row)) is not None)
-        return Endpoint(url, secrets) if secrets else Unusable("secret-unreadable")
+        secrets = tuple(secret for one in row.sealed if (secret := self._secret(key, *one)) is not None)
+        return Endpoint(row.url, secrets, schedule) if secrets else Unusable("secret-unreadable")
+
+    def _unusable(self, key: EndpointKey, code: str, reason: str) -> Unusable:
+        self._observer.saw("endpoint.unusable", tenant=key[0], endpoint=key[1], reason=reason)
+        return Unusable(code)
 
     def _secret(self, key: EndpointKey, key_id: str, nonce: bytes, ciphertext: bytes) -> Secret | None:
         """None when it cannot be opened: a message signed with the others is still worth sending."""
@@ -140,63 +154,3 @@ class Endpoints:
                 "secret.unreadable", tenant=key[0], endpoint=key[1], key_id=key_id, error=str(error)
             )
             return None
-
-
-# Sorted, so that two relays cannot lock each other out. A pause only ever grows.
-PAUSE: Final[LiteralString] = """
-    with asked as materialized (
-        select e.tenant_id, e.name, coalesce(%(now)s::timestamptz, clock_timestamp()) + t.pause as until
-          from unnest(%(tenant)s::int[], %(name)s::text[], %(pause)s::interval[]) as t(tenant_id, name, pause)
-          join waypost.endpoint e
-            on e.tenant_id = t.tenant_id
-           and e.name = t.name
-         order by e.tenant_id, e.name
-           for no key update of e
-    )
-    update waypost.endpoint e
-       set paused_until = greatest(e.paused_until, asked.until)
-      from asked
-     where e.tenant_id = asked.tenant_id
-       and e.name = asked.name
-"""
-
-
-async def pause(
-    conn: Connection, pauses: dict[EndpointKey, timedelta], *, now: datetime | None = None
-) -> None:
-    """Leave these endpoints alone for so long: their messages wait, and no try is counted."""
-    await conn.execute(
-        PAUSE,
-        {
-            "tenant": [tenant_id for tenant_id, _ in pauses],
-            "name": [name for _, name in pauses],
-            "pause": list(pauses.values()),
-            "now": now,
-        },
-    )
-
-
-DISABLE: Final[LiteralString] = """
-    with gone as materialized (
-        select e.tenant_id, e.name
-          from unnest(%(tenant)s::int[], %(name)s::text[]) as t(tenant_id, name)
-          join waypost.endpoint e
-            on e.tenant_id = t.tenant_id
-           and e.name = t.name
-         order by e.tenant_id, e.name
-           for no key update of e
-    )
-    update waypost.endpoint e
-       set state = 'disabled'
-      from gone
-     where e.tenant_id = gone.tenant_id
-       and e.name = gone.name
-"""
-
-
-async def disable(conn: Connection, keys: Iterable[EndpointKey]) -> None:
-    """Send nothing more to these endpoints until a person enables them again."""
-    wanted = sorted(keys)
-    await conn.execute(
-        DISABLE, {"tenant": [tenant_id for tenant_id, _ in wanted], "name": [name for _, name in wanted]}
-    )

@@ -27,8 +27,8 @@ from psycopg_pool import AsyncConnectionPool
 from contracts.errors import ContractViolation
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
-from relay import outbox, replies
-from relay.delivery import Answer, Retry, judge, unsent
+from relay import health, outbox, replies
+from relay.delivery import Answer, Spared, Try, judge, unsent
 from relay.endpoints import Endpoint, Endpoints, Unusable
 from relay.outbox import EndpointKey, Message, Result
 from relay.patience import Patience, first_of, jittered
@@ -40,6 +40,17 @@ from relay.wire import Wire
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+def this_try(message: Message, target: Endpoint | Unusable) -> Try:
+    return Try(
+        message_id=message.message_id,
+        attempt=message.attempt - message.spared,
+        endpoint=message.endpoint,
+        command=message.command,
+        age=message.age,
+        schedule=target.schedule if isinstance(target, Endpoint) else None,
+    )
 
 
 def nobody(_topic: str) -> None:
@@ -84,10 +95,17 @@ class Relay:
             observer=self._observer,
         )
         self._settlement = Settlement(
-            pool, settings=self._settings, observer=self._observer, hint=self._hint, traced=traced
+            pool,
+            settings=self._settings,
+            observer=self._observer,
+            hint=self._hint,
+            guarded=self._guard,
+            traced=traced,
         )
         self._tries: set[asyncio.Task[None]] = set()
         self._busy: Counter[EndpointKey] = Counter()
+        self._room_at: dict[EndpointKey, int] = {}
+        self._guarded = False
         self._freed = asyncio.Event()
         self._doubtful: list[UUID] = []
 
@@ -151,7 +169,7 @@ class Relay:
 
     async def _rest(self, stop: asyncio.Event) -> None:
         """Wait for a hint, for the poll, or for room at an endpoint that had none."""
-        full = any(tries >= self._settings.endpoint_concurrency for tries in self._busy.values())
+        full = any(tries >= self._room_at[key] for key, tries in self._busy.items())
         wakers = (self._hinted, stop, self._freed) if full else (self._hinted, stop)
         await first_of(*wakers, timeout=jittered(self._settings.poll.total_seconds()))
 
@@ -167,6 +185,7 @@ class Relay:
                 busy=self._busy,
                 timeout_max=self._settings.timeout_max,
                 margin=self._settings.margin,
+                guarded=self._guarded,
                 now=now,
             )
             keys = {message.endpoint_key for message in messages}
@@ -184,6 +203,7 @@ class Relay:
 
     def _begin(self, message: Message, target: Endpoint | Unusable) -> None:
         self._busy[message.endpoint_key] += 1
+        self._room_at[message.endpoint_key] = message.concurrency
         task = asyncio.create_task(self._try(message, target))
         self._tries.add(task)
         task.add_done_callback(self._tries.discard)
@@ -192,12 +212,12 @@ class Relay:
         started_at = self._clock()
         try:
             answer, reply = await self._send(message, target, started_at)
-            verdict = judge(answer, attempt=message.attempt, endpoint=message.endpoint)
+            verdict = judge(answer, this_try(message, target))
             self._settlement.add(Result(message, answer, verdict, started_at, reply))
         finally:
             self._busy[message.endpoint_key] -= 1
             if not self._busy[message.endpoint_key]:
-                del self._busy[message.endpoint_key]
+                del self._busy[message.endpoint_key], self._room_at[message.endpoint_key]
             self._freed.set()
 
     async def _send(
@@ -257,6 +277,7 @@ class Relay:
             await self._give_back(conn)
             claims = await outbox.expire_claims(conn, limit=limit, now=now)
             messages = await outbox.expire_due(conn, limit=limit, now=now)
+            self._guarded = await health.guarded(conn)
         if claims:
             self._observer.saw("claims.expired", count=claims)
             self._hinted.set()
@@ -265,13 +286,17 @@ class Relay:
             self._observer.saw("messages.expired", count=messages)
         return limit in (claims, messages)
 
+    def _guard(self) -> None:
+        """A circuit has opened: do not wait for the next sweep to see it."""
+        self._guarded = True
+
     async def _give_back(self, conn: outbox.Connection) -> None:
         """Settle what a claim took whose commit had no answer: it was never sent, so it is due at once."""
         while self._doubtful:
             messages = await outbox.claimed_under(conn, token=self._doubtful[0])
             del self._doubtful[0]
             for message in messages:
-                again = Retry(timedelta(0), reached=False)
+                again = Spared(timedelta(0))
                 self._settlement.add(Result(message, unsent("claim-unknown"), again, started_at=None))
             if messages:
                 self._observer.saw("claims.returned", count=len(messages))

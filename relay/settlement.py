@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from contracts.observer import Observer
-from relay import endpoints, outbox, replies
-from relay.delivery import Refused, Retry
+from relay import health, outbox, replies
+from relay.delivery import Retry
+from relay.health import Change, Note
 from relay.outbox import EndpointKey, Result
 from relay.patience import Patience
 from relay.replies import Reply
@@ -24,7 +25,8 @@ class Settlement:
     """Takes results and writes them, in order of arrival, until they are written or their claims are over.
 
     While the database is away results are kept: `relay.Relay` claims nothing then, so they are no more than
-    what was in flight. `hint` is called with "execution" when an execution may have got mail.
+    what was in flight. `hint` is called with "execution" when an execution may have got mail, and `guarded` when
+    claims must look at circuits from now on.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class Settlement:
         settings: RelaySettings,
         observer: Observer,
         hint: Callable[[str], None],
+        guarded: Callable[[], None],
         traced: bool = False,
     ) -> None:
         self._pool = pool
+        self._guarded = guarded
         self._traced = traced
         self._settings = settings
         self._observer = observer
@@ -172,6 +176,8 @@ class Settlement:
     def _tell(self, batch: Sequence[Result], states: dict[tuple[int, Any], str]) -> None:
         for result in batch:
             message, answer = result.message, result.answer
+            if isinstance(result.verdict, Retry) and result.verdict.clamped:
+                self._observer.saw("retry.clamped", tenant=message.tenant_id, endpoint=message.endpoint)
             self._observer.saw(
                 "message.tried",
                 tenant=message.tenant_id,
@@ -188,15 +194,24 @@ class Settlement:
             self._hint("execution")
 
     async def _keep(self, conn: outbox.Connection, batch: Sequence[Result], *, now: datetime | None) -> None:
-        pauses = pauses_of(batch)
-        if pauses:
-            await endpoints.pause(conn, pauses, now=now)
-            self._observer.saw("endpoints.paused", endpoints=sorted(pauses))
-        gone = {r.message.endpoint_key for r in batch if isinstance(r.verdict, Refused) and r.verdict.disable}
-        if gone:
-            await endpoints.disable(conn, gone)
-            self._observer.saw("endpoints.disabled", endpoints=sorted(gone))
+        notes = health.notes_on(batch)
+        if notes:
+            changes = await health.write(conn, notes, now=now)
+            self._tell_of(notes, changes)
         await outbox.record(conn, batch, traced=self._traced)
+
+    def _tell_of(self, notes: dict[EndpointKey, Note], changes: Sequence[Change]) -> None:
+        if paused := sorted(key for key, note in notes.items() if note.pause is not None):
+            self._observer.saw("endpoints.paused", endpoints=paused)
+        for change in changes:
+            where = {"tenant": change.tenant_id, "endpoint": change.name}
+            if change.disabled:
+                self._observer.saw("endpoint.disabled", reason=change.disabled, **where)
+            if change.opened:
+                self._guarded()
+                self._observer.saw("circuit.opened", **where)
+            if change.closed:
+                self._observer.saw("circuit.closed", **where)
 
 
 def with_fault(result: Result, outcome: str | None) -> Result:
@@ -204,13 +219,3 @@ def with_fault(result: Result, outcome: str | None) -> Result:
     if outcome in {None, "stored", "duplicate"}:
         return result
     return replace(result, answer=replace(result.answer, error_code=f"reply-{outcome}"))
-
-
-def pauses_of(batch: Sequence[Result]) -> dict[EndpointKey, timedelta]:
-    """The longest pause that each endpoint asked for."""
-    pauses: dict[EndpointKey, timedelta] = {}
-    for result in batch:
-        if isinstance(result.verdict, Retry) and result.verdict.pause is not None:
-            key = result.message.endpoint_key
-            pauses[key] = max(pauses.get(key, timedelta(0)), result.verdict.pause)
-    return pauses

@@ -13,7 +13,7 @@ import math
 import re
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
@@ -40,6 +40,7 @@ VISIBLE: Final = (
     "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # beside letters and digits; all visible ASCII but the percent sign
 )
 
+MISDIRECTED: Final = 421
 REPLIES: Final = frozenset({200, 201})  # statuses whose CloudEvent is the reply
 REPLY_FAULTS: Final = {"whole": None, "cut": REPLY_CUT, "more": "reply-too-large"}
 
@@ -65,9 +66,10 @@ CODES: Final[dict[type[Exception], str]] = {
 
 @dataclass(slots=True)
 class Progress:
-    """How far a request has come; aiohttp's tracing sets it from inside."""
+    """How far a request has come; aiohttp's tracing sets it from inside. `reused`: over a connection that was kept."""
 
     connected: bool = False
+    reused: bool = False
 
 
 class Wire:
@@ -93,6 +95,8 @@ class Wire:
         self._sessions = {
             "https": self._session(only_allowed=False),
             "http": self._session(only_allowed=True),
+            "fresh https": self._session(only_allowed=False, keep=False),
+            "fresh http": self._session(only_allowed=True, keep=False),
         }
         return self
 
@@ -101,11 +105,12 @@ class Wire:
             await session.close()
         self._sessions = {}
 
-    def _session(self, *, only_allowed: bool) -> aiohttp.ClientSession:
+    def _session(self, *, only_allowed: bool, keep: bool = True) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=0,  # the relay bounds its tries itself, and a try must not spend its deadline in a queue
             ttl_dns_cache=DNS_SECONDS,
-            keepalive_timeout=self._settings.keepalive.total_seconds(),
+            keepalive_timeout=self._settings.keepalive.total_seconds() if keep else None,
+            force_close=not keep,
             ssl=self._tls or tls_context(),
             socket_factory=guarded(self._settings.allow, only_allowed=only_allowed),
             resolver=self._resolver,
@@ -125,28 +130,56 @@ class Wire:
 
         The message's timeout covers everything from the name to the last byte of the answer. A status line
         decides even when the body after it never ends, but where the body is the reply.
+
+        A kept connection may be one that the peer has just closed. So what is cut there is sent once more over a new
+        one, as part of the same try; and so is what was misdirected (421). Unless it may be sent only once.
         """
         began = time.monotonic()
+        headers = headers_of(message, endpoint, now=now)
+        answer, stale = await self._post(message, endpoint, headers, began, now)
+        if stale and not message.at_most_once:
+            answer, _ = await self._post(message, endpoint, headers, began, now, kind="fresh ")
+            answer = replace(answer, reached=True, cut_before=stale == "cut")
+        return answer
+
+    async def _post(
+        self,
+        message: Message,
+        endpoint: Endpoint,
+        headers: dict[str, str],
+        began: float,
+        now: datetime,
+        *,
+        kind: str = "",
+    ) -> tuple[Answer, Literal["cut", "misdirected"] | None]:
+        """The answer, and why a new connection may bring another one."""
         progress = Progress()
+        left = message.timeout - since(began)
         try:
-            response = await self._sessions[endpoint.url.partition(":")[0].lower()].post(
+            response = await self._sessions[kind + endpoint.url.partition(":")[0].lower()].post(
                 endpoint.url,
                 data=message.body,
-                headers=headers_of(message, endpoint, now=now),
+                headers=headers,
                 timeout=aiohttp.ClientTimeout(
-                    total=message.timeout.total_seconds(),
+                    total=max(left.total_seconds(), 0.001),  # nothing would mean for ever
                     connect=self._settings.connect_timeout.total_seconds(),
                 ),
                 allow_redirects=False,
                 trace_request_ctx=progress,
             )
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            return Answer(
-                error_code=code_of(error, progress), reached=progress.connected, duration=since(began)
-            )
+            code = code_of(error, progress)
+            answer = Answer(error_code=code, reached=progress.connected, duration=since(began))
+            return answer, "cut" if progress.reused and code == "connection-cut" else None
         if not 200 <= response.status <= 599:
             response.close()
-            return Answer(error_code="protocol-error", reached=True, duration=since(began))
+            return Answer(error_code="protocol-error", reached=True, duration=since(began)), None
+        answer = await self._read(message, response, began, now)
+        return answer, "misdirected" if response.status == MISDIRECTED else None
+
+    async def _read(
+        self, message: Message, response: aiohttp.ClientResponse, began: float, now: datetime
+    ) -> Answer:
         content_type = response.headers.get("Content-Type", "")
         replies = message.command and response.status in REPLIES and media_type(content_type) == STRUCTURED
         kept = self._settings.response_max
@@ -176,8 +209,11 @@ def progress_trace() -> aiohttp.TraceConfig:
     async def connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
         context.trace_request_ctx.connected = True
 
+    async def reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        context.trace_request_ctx.connected = context.trace_request_ctx.reused = True
+
     config.on_connection_create_end.append(connected)
-    config.on_connection_reuseconn.append(connected)
+    config.on_connection_reuseconn.append(reused)
     return config
 
 

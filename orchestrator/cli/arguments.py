@@ -122,6 +122,7 @@ def add_registry(command: Command) -> None:
     )
     add_secret_options(add)
     add_output(endpoint.add_parser("list", help="where commands are posted now"), "table")
+    add_endpoint_verbs(endpoint)
     sender = command("sender", "Who may post to us.").add_subparsers(
         dest="verb", required=True, metavar="VERB"
     )
@@ -148,6 +149,37 @@ def add_registry(command: Command) -> None:
         change.add_argument("endpoint", metavar="ENDPOINT", help="one of the kind event")
         add_output(change)
     add_output(subscription.add_parser("list", help="who gets which events now"), "table")
+
+
+ENDPOINT_OPTIONS = (
+    ("--url", "URL", "where messages are posted from now on"),
+    ("--timeout", "SPAN", "of one try, answer included"),
+    ("--replies-from", "SENDER", "who may answer"),
+    ("--schedule", "SPANS", "the waits between tries, such as '5s 5m 1h'; the last one goes on"),
+    ("--factor", "N", "after those, each wait is so many times the one before"),
+    ("--cap", "SPAN", "no wait is longer"),
+    ("--attempts", "N", "after so many tries it is a dead letter"),
+    ("--age", "SPAN", "no try is made of what is older"),
+    ("--jitter", "N", "each wait varies by this part of it (0 to 1)"),
+    ("--concurrency", "N", "tries in flight, in each relay"),
+    ("--rate", "N", "messages a second, of all relays together"),
+    ("--burst", "N", "so many at once after a pause"),
+    ("--disable-after", "SPAN", "of failures alone; or never"),
+)
+
+
+def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no other name
+    for verb, help_ in (
+        ("show", "all about one: what is set, how it is doing, what waits"),
+        ("set", "change how messages are delivered to one; `default` takes back what was set"),
+        ("enable", "send what waits, and forget that it failed"),
+        ("disable", "send nothing more; what comes is kept, and waits"),
+    ):
+        one = endpoint.add_parser(verb, help=help_)
+        one.add_argument("name", metavar="NAME")
+        for name, metavar, meaning in ENDPOINT_OPTIONS if verb == "set" else ():
+            one.add_argument(name, metavar=metavar, help=meaning)
+        add_output(one)
 
 
 def add_secret_options(add: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 FAILED: Final = {
     "retry": "it is tried again until its time is over",
+    "spared": "it is tried again, and this try does not count",
     "refused": "it counts as refused, and is not tried again",
     "delivered": "it was taken, but what is in the answer is no reply to it",
 }

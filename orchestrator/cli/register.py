@@ -14,6 +14,7 @@ from pathlib import Path
 
 from contracts.signature import Secret
 from orchestrator import bootstrap, registry
+from orchestrator.cli import endpoints as verbs
 from orchestrator.cli.arguments import LISTED_MAX
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
 from orchestrator.registry import Registered
@@ -21,8 +22,17 @@ from orchestrator.settings import Settings
 from orchestrator.store import registry as store
 from orchestrator.store.registry import EndpointRow, SenderRow
 
+ENDPOINT_VERBS = {
+    "show": verbs.show,
+    "set": verbs.set_,
+    "enable": verbs.enable,
+    "disable": verbs.disable,
+}
+
 
 def endpoint(args: Namespace, settings: Settings) -> int:
+    if args.verb in ENDPOINT_VERBS:
+        return ENDPOINT_VERBS[args.verb](args, settings)
     if args.verb == "list":
         return list_endpoints(bootstrap.run(endpoints(settings)), args.output)
     added = bootstrap.run(add_endpoint(args, settings))

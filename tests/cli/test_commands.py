@@ -55,6 +55,7 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         ("start", "order", "--module", "examples.shop.flows", "--input", "@no-such-file"),
         ("endpoint", "add", "payments"),
         ("endpoint", "add", "payments", "https://a.example", "--timeout", "soon"),
+        ("endpoint", "set"),
         ("start", "order", "--input", ORDER, "--deadline", "soon"),
         ("start", "order", "--input", ORDER, "--deadline", "0s"),
         ("resume", str(uuid4())),
@@ -149,6 +150,88 @@ def test_the_scripts_can_be_printed_without_a_database(run_in: RunIn) -> None:
 
 
 # ---- endpoint, sender --------------------------------------------------------------------------------------
+
+
+def test_how_messages_are_delivered_is_set_shown_and_taken_back(run: Run) -> None:
+    run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+
+    said = run(
+        *(
+            "endpoint",
+            "set",
+            "payments",
+            "--schedule",
+            "1s, 5s",
+            "--factor",
+            "2",
+            "--cap",
+            "1m",
+            "--attempts",
+            "9",
+        ),
+        *(
+            "--rate",
+            "2.5",
+            "--burst",
+            "10",
+            "--concurrency",
+            "3",
+            "--disable-after",
+            "never",
+            "--timeout",
+            "3s",
+        ),
+    )
+    shown = run("endpoint", "show", "payments")
+    found = run("endpoint", "show", "payments", "-o", "json").json
+    run(
+        "endpoint", "set", "payments", "--schedule", "default", "--rate", "none", "--disable-after", "default"
+    )
+    after = run("endpoint", "show", "payments", "-o", "json").json
+
+    assert (said.code, shown.code) == (0, 0)
+    assert "1s 5s, then 2 times as long, at most 1m, 9 attempts" in shown.out
+    assert "2.5 a second, 10 at once" in shown.out
+    assert found["schedule"] == {"delays": [1, 5], "factor": 2, "cap": 60, "attempts": 9}
+    assert (found["rate"], found["burst"], found["concurrency"]) == (2.5, 10, 3)
+    assert (found["disable_after"], found["timeout"]) == (None, 3)
+    assert (after["schedule"], after["rate"], after["concurrency"]) == (None, None, 3)
+    assert after["disable_after"] == 5 * 86_400
+
+
+def test_all_that_is_wrong_with_what_is_set_is_told_at_once_and_nothing_is_set(run: Run) -> None:
+    run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+
+    said = run(
+        *("endpoint", "set", "payments", "--rate", "0", "--concurrency", "x", "--timeout", "1h"),
+        *("--schedule", "1s", "--jitter", "7", "--url", "ftp://x"),
+    )
+    neither = run("endpoint", "set", "payments", "--attempts", "3")
+    nothing = run("endpoint", "set", "payments")
+
+    assert (said.code, neither.code, nothing.code) == (2, 2, 2)
+    for word in ("concurrency", "schedule: jitter"):
+        assert word in said.err
+    assert "expected --schedule" in neither.err
+    assert run("endpoint", "show", "payments", "-o", "json").json["rate"] is None
+
+
+def test_an_endpoint_is_disabled_and_enabled_by_a_person(run: Run) -> None:
+    run("endpoint", "add", "payments", "http://127.0.0.1:8090/waypost")
+
+    run("endpoint", "disable", "payments")
+    disabled = run("endpoint", "show", "payments")
+    run("endpoint", "enable", "payments")
+    enabled = run("endpoint", "show", "payments", "-o", "json").json
+
+    assert "disabled by an operator" in disabled.out
+    assert (enabled["state"], enabled["fault"]) == ("enabled", None)
+
+
+@pytest.mark.parametrize("verb", ["show", "enable", "disable"])
+def test_what_nobody_registered_is_not_found(run: Run, verb: str) -> None:
+    assert run("endpoint", verb, "nobody").code == 4
+    assert run("endpoint", "set", "nobody", "--rate", "1").code == 4
 
 
 def test_registering_prints_the_secret_alone_on_stdout(run: Run) -> None:

@@ -133,11 +133,11 @@ def test_a_later_version_of_the_header_is_read_as_far_as_we_know_it() -> None:
 
 
 def test_commands_are_tried_again_quickly_and_then_each_minute() -> None:
-    seconds = [backoff.delay_after(attempt).total_seconds() for attempt in range(1, 8)]
+    waits = [backoff.COMMAND_SCHEDULE.after(attempt) for attempt in range(1, 8)]
 
-    assert seconds == [1, 2, 5, 10, 30, 60, 60]
+    assert waits == [timedelta(seconds=seconds) for seconds in (1, 2, 5, 10, 30, 60, 60)]
     with pytest.raises(ValueError, match="counted from 1"):
-        backoff.delay_after(0)
+        backoff.COMMAND_SCHEDULE.after(0)
 
 
 def test_a_vault_opens_what_it_sealed() -> None:

@@ -28,6 +28,7 @@ TELLS_BY_ROWS: Final = frozenset(
         "orchestrator.store.workers.BURY",
         "orchestrator.store.workers.TAKE_OVER",
         "relay.outbox.CLAIM",
+        "relay.outbox.CLAIM_GUARDED",
     }
 )
 """Only the answer says whether something was found. So the answer that has rows is one to lose, too."""

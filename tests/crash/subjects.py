@@ -117,6 +117,7 @@ BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "orchestrator.store.workers.BURY": rows,
     "orchestrator.store.workers.TAKE_OVER": rows,
     "relay.outbox.CLAIM": messages,
+    "relay.outbox.CLAIM_GUARDED": messages,
     "relay.outbox.EXPIRE_CLAIMS": count,
     "relay.outbox.EXPIRE_DUE": rows,
 }

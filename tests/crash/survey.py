@@ -23,7 +23,7 @@ ORDERS_MAX: Final = 5
 COMMIT: Final = "orchestrator.store.commits.COMMIT"
 DEATHS: Final = (
     Point("worker", "commit", COMMIT, "ended reserve", "before"),
-    Point("relay", "send", "relay.wire.Wire.send", "bank.charge", "sent"),
+    Point("relay", "send", "relay.wire.Wire._post", "bank.charge", "sent"),
     Point("stock", "commit", "receiver.memory.RUN", "stock.reserve", "after"),
     Point("receiver", "commit", "receiver.inbox.POST", "stock.reserve.done", "after"),
 )

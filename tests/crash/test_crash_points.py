@@ -42,9 +42,13 @@ APPLICATIONS: Final = (
 )
 EMITTING: Final = "the statement of every other commit, with one more insert: tests/engine/test_emit.py"
 PUBLISHING: Final = "the same, with the rows of attributes: tests/engine/test_publish.py"
+GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
+    "orchestrator.store.endpoints.DISABLE": ELSEWHERE,
+    "orchestrator.store.endpoints.ENABLE": ELSEWHERE,
+    "orchestrator.store.endpoints.SET": ELSEWHERE,
     "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
     "orchestrator.store.registry.ADD_SENDER": ELSEWHERE,
     "orchestrator.store.registry.FORGET_SECRETS": ELSEWHERE,
@@ -66,6 +70,7 @@ NOT_HERE: Final = {
     "orchestrator.store.versions.SHARE": ELSEWHERE,
     "orchestrator.store.versions.UNSHARE": ELSEWHERE,
     "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
+    "relay.outbox.CLAIM_GUARDED": GUARDED,
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }
 """Statements that write, and that a deployment does not come to when it serves orders; with where, or why."""
@@ -76,7 +81,7 @@ TELLING: Final = (
     Point("worker", "commit", COMMIT, "ended charge", "before"),
     Point("worker", "commit", COMMIT, "ended reserve", "lost"),
     Point("relay", "commit", "relay.outbox.CLAIM", FOUND, "lost"),
-    Point("relay", "send", "relay.wire.Wire.send", "bank.charge", "sent"),
+    Point("relay", "send", "relay.wire.Wire._post", "bank.charge", "sent"),
     Point("receiver", "commit", "receiver.inbox.POST", "stock.reserve.done", "after"),
     Point("stock", "commit", "receiver.memory.SETTLE", "stock.reserve", "before"),
 )

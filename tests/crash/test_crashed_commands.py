@@ -85,6 +85,36 @@ async def test_who_changes_a_sender_again_after_a_crash_has_changed_it(
     assert await cursor.fetchone() == (1 + len(points),)
 
 
+@pytest.mark.parametrize("change", [("set", "--rate", "7"), ("disable",), ("enable",)], ids=lambda it: it[0])
+async def test_who_changes_an_endpoint_again_after_a_crash_has_changed_it(
+    dsn: str, conn: Connection, tmp_path: Path, change: tuple[str, ...]
+) -> None:
+    verb, *options = change
+
+    async def prepared(name: str) -> None:
+        assert await it.say("endpoint", "add", name, URL) == 0
+        if verb == "enable":
+            assert await it.say("endpoint", "disable", name) == 0
+
+    async with desk(dsn, tmp_path / "desk") as it:
+        await prepared("undisturbed")
+        before = len(it.passed(CLIENT))
+        assert await it.say("endpoint", verb, "undisturbed", *options) == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            await prepared(f"name-{number}")
+            it.arm(point)
+            assert await it.say("endpoint", verb, f"name-{number}", *options) != 0
+            assert it.fired(point)
+            assert await it.say("endpoint", verb, f"name-{number}", *options) == 0
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select distinct rate, state from waypost.endpoint")
+    assert await cursor.fetchall() == [
+        (7 if verb == "set" else None, "disabled" if verb == "disable" else "enabled")
+    ]
+
+
 @pytest.mark.parametrize("verb", ["add", "remove"])
 async def test_who_subscribes_or_leaves_again_after_a_crash_has_done_it(
     dsn: str, conn: Connection, tmp_path: Path, verb: str

@@ -131,7 +131,7 @@ async def row(conn: Connection, message_id: UUID) -> dict[str, Any]:
     """The message as it stands."""
     cursor = await conn.execute(
         """
-        select state, attempts, reached, token, due_at, lease_until
+        select state, attempts, reached, token, due_at, lease_until, spared, fault
           from waypost.outbox
          where message_id = %s
         """,
@@ -139,7 +139,13 @@ async def row(conn: Connection, message_id: UUID) -> dict[str, Any]:
     )
     found = await cursor.fetchone()
     assert found is not None, f"no message {message_id}"
-    return dict(zip(("state", "attempts", "reached", "token", "due_at", "lease_until"), found, strict=True))
+    return dict(
+        zip(
+            ("state", "attempts", "reached", "token", "due_at", "lease_until", "spared", "fault"),
+            found,
+            strict=True,
+        )
+    )
 
 
 async def mail(conn: Connection, execution_id: UUID) -> list[dict[str, Any]]:

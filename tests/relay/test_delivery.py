@@ -1,15 +1,38 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
-from relay.delivery import Answer, Delivered, Refused, Retry, Verdict, judge, unsent
+from contracts.backoff import EVENT_SCHEDULE, BadSchedule, Schedule
+from relay.delivery import (
+    OURS,
+    Answer,
+    Dead,
+    Delivered,
+    Refused,
+    Retry,
+    Spared,
+    Try,
+    Verdict,
+    judge,
+    unsent,
+)
+
+MESSAGE = UUID("0199a3c4-0000-7000-8000-000000000001")
 
 
-def verdict_on(status: int, *, attempt: int = 1, retry_after: timedelta | None = None) -> Verdict:
+def this(attempt: int = 1, **more: Any) -> Try:
+    return Try(message_id=MESSAGE, attempt=attempt, endpoint="payments", **more)
+
+
+def verdict_on(
+    status: int, *, attempt: int = 1, retry_after: timedelta | None = None, **more: Any
+) -> Verdict:
     answer = Answer(status=status, reached=True, retry_after=retry_after)
-    return judge(answer, attempt=attempt, endpoint="payments")
+    return judge(answer, this(attempt, **more))
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
@@ -67,11 +90,24 @@ def test_404_is_tried_again_for_a_short_while_only() -> None:
         (None, timedelta(seconds=60)),
         (timedelta(seconds=7), timedelta(seconds=7)),
         (timedelta(0), timedelta(seconds=60)),
-        (timedelta(days=30), timedelta(hours=24)),
     ],
 )
-def test_429_pauses_the_endpoint_as_long_as_it_asks(asked: timedelta | None, paused: timedelta) -> None:
-    assert verdict_on(429, retry_after=asked) == Retry(paused, reached=False, pause=paused)
+@pytest.mark.parametrize("command", [True, False])
+def test_429_pauses_the_endpoint_as_long_as_it_asks(
+    asked: timedelta | None, paused: timedelta, *, command: bool
+) -> None:
+    verdict = verdict_on(429, retry_after=asked, command=command)
+
+    assert isinstance(verdict, Retry)
+    assert (verdict.after, verdict.pause, verdict.reached) == (max(paused, verdict.after), paused, False)
+
+
+@pytest.mark.parametrize("status", [429, 503, 404])
+def test_an_endpoint_that_asks_for_too_much_patience_gets_a_day_and_that_is_said(status: int) -> None:
+    verdict = verdict_on(status, retry_after=timedelta(days=30))
+
+    assert isinstance(verdict, Retry)
+    assert (verdict.after, verdict.clamped) == (timedelta(days=1), True)
 
 
 def test_retry_after_delays_the_message_but_never_hurries_it() -> None:
@@ -92,10 +128,180 @@ def test_a_command_is_tried_after_1_2_5_10_30_seconds_and_then_each_minute() -> 
 def test_no_answer_is_tried_again_and_remembers_whether_it_was_reached(*, reached: bool) -> None:
     answer = Answer(error_code="timeout", reached=reached)
 
-    assert judge(answer, attempt=2, endpoint="payments") == Retry(timedelta(seconds=2), reached=reached)
+    assert judge(answer, this(2)) == Retry(timedelta(seconds=2), reached=reached)
 
 
-def test_a_try_that_ended_on_our_side_reached_nothing() -> None:
-    assert judge(unsent("no-secret"), attempt=1, endpoint="payments") == Retry(
-        timedelta(seconds=1), reached=False
+@pytest.mark.parametrize("command", [True, False])
+@pytest.mark.parametrize("code", sorted(OURS))
+def test_a_try_that_ended_on_our_side_reached_nothing_and_does_not_count(code: str, *, command: bool) -> None:
+    assert judge(unsent(code), this(command=command)) == Spared(timedelta(seconds=1))
+    assert judge(unsent(code), this(500, command=command)) == Spared(timedelta(minutes=1))
+
+
+@pytest.mark.parametrize(
+    "code", ["connection-refused", "dns-failed", "tls-failed", "address-blocked", "timeout"]
+)
+def test_what_the_endpoint_is_to_blame_for_counts(code: str) -> None:
+    assert isinstance(judge(unsent(code), this()), Retry)
+
+
+def test_what_was_sent_counts_whoever_is_to_blame() -> None:
+    assert isinstance(judge(Answer(error_code="out-of-files", reached=True), this()), Retry)
+
+
+# Events
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
+def test_2xx_delivers_an_event_whatever_its_body_does(status: int) -> None:
+    assert verdict_on(status, command=False) == Delivered()
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        300,
+        301,
+        302,
+        304,
+        307,
+        308,
+        400,
+        401,
+        403,
+        404,
+        405,
+        408,
+        409,
+        413,
+        415,
+        421,
+        422,
+        425,
+        451,
+        500,
+        501,
+        503,
+    ],
+)
+def test_any_other_answer_to_an_event_is_tried_again_on_the_schedule_of_events(status: int) -> None:
+    verdict = verdict_on(status, command=False)
+
+    assert isinstance(verdict, Retry)
+    assert verdict.pause is None
+    assert not verdict.disable
+    assert timedelta(seconds=4) <= verdict.after <= timedelta(seconds=6)
+
+
+def test_410_to_an_event_disables_its_endpoint_and_keeps_the_event() -> None:
+    verdict = verdict_on(410, command=False, attempt=10)
+
+    assert isinstance(verdict, Retry)
+    assert verdict.disable
+
+
+def test_an_event_is_tried_ten_times_over_three_days_and_is_dead_then() -> None:
+    verdicts = [verdict_on(503, attempt=attempt, command=False) for attempt in range(1, 11)]
+    waits = [verdict.after for verdict in verdicts if isinstance(verdict, Retry)]
+
+    assert verdicts[-1] == Dead("http-503", reached=True)
+    assert len(waits) == 9
+    for found, wanted in zip(waits, EVENT_SCHEDULE.delays, strict=True):
+        assert 0.8 * wanted <= found.total_seconds() <= 1.2 * wanted
+    assert judge(Answer(error_code="timeout", reached=True), this(10, command=False)) == Dead(
+        "timeout", reached=True
     )
+
+
+def test_events_of_one_moment_do_not_come_back_at_one_moment() -> None:
+    waits = {
+        judge(
+            Answer(status=500, reached=True), Try(message_id=uuid4(), attempt=1, endpoint="e", command=False)
+        )
+        for _ in range(20)
+    }
+
+    assert len(waits) == 20  # by chance alone two would be equal once in a hundred million runs
+
+
+# Schedules of endpoints
+
+
+@pytest.mark.parametrize("command", [True, False])
+def test_an_endpoint_s_own_schedule_is_used_for_commands_and_events(*, command: bool) -> None:
+    own = Schedule(delays=(7, 9), attempts=4)
+
+    waits = [verdict_on(500, attempt=n, command=command, schedule=own) for n in range(1, 5)]
+
+    assert waits == [
+        *(Retry(timedelta(seconds=s), reached=True) for s in (7, 9, 9)),
+        Dead("http-500", reached=True),
+    ]
+
+
+def test_delays_grow_by_a_factor_up_to_a_cap() -> None:
+    own = Schedule(delays=(1,), factor=3, cap=20)
+
+    assert [own.after(n) for n in (1, 2, 3, 4, 5, 10_000)] == [
+        timedelta(seconds=s) for s in (1, 3, 9, 20, 20, 20)
+    ]
+
+
+def test_no_try_is_made_of_what_would_be_too_old_by_then() -> None:
+    own = Schedule(delays=(60,), age=3600)
+
+    assert verdict_on(500, schedule=own, age=timedelta(seconds=3540)) == Retry(
+        timedelta(seconds=60), reached=True
+    )
+    assert verdict_on(500, schedule=own, age=timedelta(seconds=3541)) == Dead("http-500", reached=True)
+
+
+def test_a_pause_that_comes_with_the_last_answer_is_kept() -> None:
+    own = Schedule(delays=(1,), attempts=1)
+
+    assert verdict_on(429, schedule=own) == Dead("http-429", reached=False, pause=timedelta(seconds=60))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule(delays=(1, 2)),
+        Schedule(delays=(0.5,), factor=2, cap=60, attempts=7, age=3600, jitter=0.1),
+        EVENT_SCHEDULE,
+    ],
+)
+def test_a_schedule_is_read_as_it_was_written(schedule: Schedule) -> None:
+    assert Schedule.of(schedule.as_json()) == schedule
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {"delays": []},
+        {"delays": "1"},
+        {"delays": [True]},
+        {"delays": ["1"]},
+        {"delays": [-1]},
+        {"delays": [1e9]},
+        {"delays": [1] * 51},
+        {"delays": [1], "factor": 0},
+        {"delays": [1], "attempts": 0},
+        {"delays": [1], "attempts": 1001},
+        {"delays": [1], "jitter": 2},
+        {"delays": [1], "age": 0},
+        {"delays": [1], "else": 1},
+    ],
+)
+def test_what_is_no_schedule_is_refused(value: object) -> None:
+    with pytest.raises(BadSchedule):
+        Schedule.of(value)
+
+
+def test_a_refusal_is_not_definite_when_the_same_try_may_have_arrived_before_it() -> None:
+    """It is asked again, and then counts as what follows a try that may have arrived."""
+    answer = Answer(status=422, reached=True, cut_before=True)
+
+    assert judge(answer, this()) == Retry(timedelta(seconds=1), reached=True)

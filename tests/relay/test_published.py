@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool
 from standardwebhooks import Webhook
 
@@ -78,9 +79,9 @@ async def test_an_event_is_tried_again_under_the_same_identity(conn: Connection,
         assert await messages(conn) == [("delivered", 2, True)]
 
 
-@pytest.mark.parametrize(("status", "state"), [(400, "refused"), (410, "refused")])
-async def test_an_event_that_is_refused_is_at_an_end_and_nobody_is_told(
-    conn: Connection, pool: Pool, status: int, state: str
+@pytest.mark.parametrize(("status", "endpoint"), [(400, "enabled"), (301, "enabled"), (410, "disabled")])
+async def test_an_event_that_is_not_taken_is_tried_again_and_nobody_is_told(
+    conn: Connection, pool: Pool, status: int, endpoint: str
 ) -> None:
     async with hostile(answers(status)) as server:
         await subscriber(conn, server.url)
@@ -88,9 +89,30 @@ async def test_an_event_that_is_refused_is_at_an_end_and_nobody_is_told(
 
         await relay(pool).run_once()
 
-        assert await messages(conn) == [(state, 1, False)]
+        assert [state for state, *_ in await messages(conn)] == ["due"]
         [(mail,)] = await (await conn.execute("select count(*) from waypost.inbox")).fetchall()
         assert mail == 0
+        [(state,)] = await (await conn.execute("select state from waypost.endpoint")).fetchall()
+        assert state == endpoint
+
+
+async def test_an_event_whose_last_try_has_failed_is_a_dead_letter_with_its_reason(
+    conn: Connection, pool: Pool
+) -> None:
+    async with hostile(in_turn(then(500), then(503))) as server:
+        await subscriber(conn, server.url)
+        await conn.execute(
+            "update waypost.endpoint set schedule = %s", (Jsonb({"delays": [1], "attempts": 2}),)
+        )
+        await errands.publish(conn, Placed(order="A"))
+
+        await relay(pool).run_once()
+        await conn.execute("update waypost.outbox set due_at = now()")
+        await relay(pool).run_once()
+
+        assert await messages(conn) == [("dead", 2, True)]
+        cursor = await conn.execute("select fault, ended_at is not null from waypost.outbox")
+        assert await cursor.fetchall() == [("http-503", True)]
 
 
 async def test_an_event_that_nobody_takes_is_over_after_three_days(conn: Connection, pool: Pool) -> None:
@@ -103,7 +125,8 @@ async def test_an_event_that_nobody_takes_is_over_after_three_days(conn: Connect
         assert await messages(conn) == [("due", 1, True)]
 
         await relay(pool).run_once(now=began + PUBLISHED_LIFE)
-        assert await messages(conn) == [("expired", 1, True)]
+        assert await messages(conn) == [("dead", 1, True)]
+        assert await (await conn.execute("select fault from waypost.outbox")).fetchall() == [("expired",)]
 
 
 async def test_a_claim_on_an_event_whose_relay_is_silent_expires(conn: Connection, pool: Pool) -> None:

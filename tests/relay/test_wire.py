@@ -59,6 +59,7 @@ def command(
         timeout=timeout,
         command=True,
         replies_from="payments",
+        at_most_once=changes.get("at_most_once", False),
     )
 
 
@@ -70,6 +71,58 @@ async def wire() -> AsyncIterator[Wire]:
 
 def to(url: str, *secrets: Secret) -> Endpoint:
     return Endpoint(url, secrets or (SECRET,))
+
+
+# Connections that were kept
+
+
+def closes_after(status: int) -> Behaviour:
+    """The first request of each connection is answered; the second is read, and the connection is cut."""
+
+    async def behave(exchange: Exchange) -> None:
+        await exchange.read()
+        await exchange.write(response(status))
+        await exchange.read()
+
+    return behave
+
+
+async def test_what_is_cut_on_a_kept_connection_is_sent_once_more_on_a_new_one_within_the_try(
+    wire: Wire,
+) -> None:
+    async with hostile(closes_after(204)) as server:
+        await wire.send(command(), to(server.url), now=NOON)
+        message = command()
+
+        answer = await wire.send(message, to(server.url), now=NOON)
+
+        cut, again = server.requests[1:]
+        assert (answer.status, answer.cut_before, server.connections) == (204, True, 2)
+        assert cut.body == again.body == message.body
+        assert again.headers == {**cut.headers, "connection": "close"}
+
+
+async def test_what_is_sent_at_most_once_is_not_sent_again_on_a_new_connection(wire: Wire) -> None:
+    async with hostile(closes_after(204)) as server:
+        await wire.send(command(), to(server.url), now=NOON)
+
+        answer = await wire.send(command(at_most_once=True), to(server.url), now=NOON)
+
+        assert (answer.error_code, answer.reached, len(server.requests)) == ("connection-cut", True, 2)
+
+
+async def test_what_is_cut_on_a_new_connection_is_not_sent_again_within_the_try(wire: Wire) -> None:
+    async with hostile(cuts_after_reading) as server:
+        answer = await wire.send(command(), to(server.url), now=NOON)
+
+        assert (answer.error_code, len(server.requests)) == ("connection-cut", 1)
+
+
+async def test_what_was_misdirected_is_sent_once_more_on_a_new_connection(wire: Wire) -> None:
+    async with hostile(in_turn(then(421), then(204))) as server:
+        answer = await wire.send(command(), to(server.url), now=NOON)
+
+        assert (answer.status, answer.cut_before, server.connections) == (204, False, 2)
 
 
 # What is sent

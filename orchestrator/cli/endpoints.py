@@ -1,0 +1,166 @@
+"""`waypost endpoint show`, `set`, `enable` and `disable`: endpoints that are registered."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from contracts.backoff import COMMAND_SCHEDULE, EVENT_SCHEDULE, BadSchedule, Schedule
+from contracts.errors import shown
+from orchestrator import bootstrap, endpoints
+from orchestrator.cli.output import Exit, ago, as_json, note, plain, say
+from orchestrator.registry import NotRegistered
+from orchestrator.settings import Settings, span
+from orchestrator.store.database import Connection
+from orchestrator.store.endpoints import EndpointState
+
+T = TypeVar("T")
+
+DEFAULT = "default"
+
+FAULTS = {
+    "gone": "it answered 410",
+    "failing": "only failures for days",
+    "operator": "by an operator",
+    None: "",
+}
+
+
+def show(args: Namespace, settings: Settings) -> int:
+    found = bootstrap.run(over(settings, lambda conn: endpoints.read(conn, args.name)))
+    say(as_json(asdict(found)) if args.output == "json" else told(found))
+    return Exit.OK
+
+
+def set_(args: Namespace, settings: Settings) -> int:
+    changes = changes_in(args)
+    bootstrap.run(
+        over(
+            settings,
+            lambda conn: endpoints.change(conn, args.name, changes, allow=settings.allow_addresses),
+        )
+    )
+    return said(args, f"is changed: {', '.join(sorted(changes))}.", changed=sorted(changes))
+
+
+def enable(args: Namespace, settings: Settings) -> int:
+    bootstrap.run(over(settings, lambda conn: endpoints.enable(conn, args.name)))
+    return said(args, "is enabled: what waited for it is sent.", state="enabled")
+
+
+def disable(args: Namespace, settings: Settings) -> int:
+    bootstrap.run(over(settings, lambda conn: endpoints.disable(conn, args.name)))
+    return said(args, "is disabled: what is meant for it is kept, and waits.", state="disabled")
+
+
+async def over(settings: Settings, act: Callable[[Connection], Awaitable[T]]) -> T:
+    """What `act` returns, over a connection of its own."""
+    async with bootstrap.connection(settings) as conn:
+        return await act(conn)
+
+
+def said(args: Namespace, words: str, **more: Any) -> int:
+    if args.output == "json":
+        say(as_json({"name": args.name, **more}))
+    else:
+        note(f"endpoint {plain(args.name)} {words}")
+    return Exit.OK
+
+
+def changes_in(args: Namespace) -> dict[str, Any]:
+    """What was said, by column; None for `default`. Raises NotRegistered."""
+    changes: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, read in (
+        ("url", str),
+        ("timeout", span),
+        ("replies_from", str),
+        ("concurrency", whole),
+        ("rate", float),
+        ("burst", whole),
+        ("disable_after", span),
+    ):
+        text = getattr(args, name)
+        if text is None:
+            continue
+        try:
+            changes[name] = None if text in (DEFAULT, "none", "never") and name != "url" else read(text)
+        except ValueError as error:
+            problems.append(f"{name.replace('_', '-')}: {error}")
+    try:
+        changes |= schedule_in(args)
+    except ValueError as error:
+        problems.append(f"schedule: {error}")
+    if changes.get("timeout", ...) is None:
+        changes["timeout"] = timedelta(seconds=15)
+    if changes.get("disable_after", ...) is None and args.disable_after == DEFAULT:
+        changes["disable_after"] = timedelta(days=5)
+    if not (changes or problems):
+        problems.append("expected something to set, found nothing")
+    if problems:
+        raise NotRegistered(f"endpoint {shown(args.name)}", problems)
+    return changes
+
+
+def schedule_in(args: Namespace) -> dict[str, Any]:
+    """The schedule that is said, by its column; nothing when none is. Raises ValueError."""
+    parts = {
+        "factor": args.factor,
+        "cap": args.cap and span(args.cap).total_seconds(),
+        "attempts": args.attempts and whole(args.attempts),
+        "age": args.age and span(args.age).total_seconds(),
+        "jitter": args.jitter,
+    }
+    options: dict[str, Any] = {
+        name: float(value) if isinstance(value, str) else value
+        for name, value in parts.items()
+        if value is not None
+    }
+    if args.schedule is None:
+        if options:
+            raise ValueError("expected --schedule with its delays, found other parts of one")
+        return {}
+    if args.schedule == DEFAULT:
+        return {"schedule": None}
+    delays = tuple(span(word).total_seconds() for word in args.schedule.replace(",", " ").split())
+    try:
+        return {"schedule": Schedule(delays, **options).as_json()}
+    except BadSchedule as error:
+        raise ValueError(str(error)) from None
+
+
+def whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"expected a whole number, found {shown(text)}")
+    return int(text)
+
+
+def told(found: EndpointState) -> str:
+    now = datetime.now(UTC)
+    default = COMMAND_SCHEDULE if found.kind == "command" else EVENT_SCHEDULE
+    rows = {
+        "url": found.url,
+        "kind": found.kind,
+        "state": f"{found.state} {FAULTS[found.fault]}".strip(),
+        "paused until": found.paused_until and f"{found.paused_until:%Y-%m-%d %H:%M:%S} UTC",
+        "failing since": found.failing_since and f"{ago(found.failing_since, now=now)}",
+        "circuit": found.open_until and "open: one try at a time",
+        "timeout": f"{found.timeout.total_seconds():g} s",
+        "replies from": found.replies_from if found.kind == "command" else None,
+        "schedule": str(Schedule.of(found.schedule) if found.schedule else default),
+        "concurrency": found.concurrency or "as the relay has it",
+        "rate": found.rate and f"{found.rate:g} a second, {found.burst or 'a second of them'} at once",
+        "disabled after": f"{found.disable_after} of failures alone" if found.disable_after else "never",
+        "secrets": found.secrets,
+        "waiting": found.waiting,
+        "dead letters": found.dead,
+    }
+    return "\n".join(
+        [
+            f"endpoint {plain(found.name)}",
+            *(f"  {name:<15}{plain(v)}" for name, v in rows.items() if v is not None),
+        ]
+    )

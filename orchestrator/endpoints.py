@@ -1,0 +1,90 @@
+"""What operators say about endpoints that are registered: how messages are delivered there, and whether at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from contracts.errors import NotFound, shown
+from orchestrator.registry import TENANT, TIMEOUT_MAX, TIMEOUT_MIN, NotRegistered, name_problems
+from orchestrator.store import endpoints as store
+from orchestrator.store.database import Connection
+from orchestrator.store.endpoints import EndpointState
+from relay.addresses import Network, check_url
+
+CONCURRENCY_MAX: Final = 1_000  # tries in flight to one endpoint, in each relay
+RATE_MAX: Final = 100_000  # messages a second, and of one burst
+
+
+class UnknownEndpoint(NotFound):
+    """No endpoint has that name."""
+
+    code = "unknown-endpoint"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no endpoint is named {shown(name)}; `waypost endpoint list` shows them")
+        self.name = name
+
+
+async def read(conn: Connection, name: str, *, tenant: int = TENANT) -> EndpointState:
+    """Raises UnknownEndpoint."""
+    found = await store.read(conn, name, tenant=tenant)
+    if found is None:
+        raise UnknownEndpoint(name)
+    return found
+
+
+async def change(
+    conn: Connection,
+    name: str,
+    changes: Mapping[str, Any],
+    *,
+    allow: Iterable[Network] = (),
+    tenant: int = TENANT,
+) -> None:
+    """Set what `changes` names; None is the default. Relays know within seconds.
+
+    Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after. Raises NotRegistered
+    with every problem, UnknownEndpoint.
+    """
+    if problems := problems_of(changes, allow):
+        raise NotRegistered(f"endpoint {shown(name)}", problems)
+    written = {
+        key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value
+        for key, value in changes.items()
+    }
+    if not await store.change(conn, name, written, tenant=tenant):
+        raise UnknownEndpoint(name)
+
+
+def problems_of(changes: Mapping[str, Any], allow: Iterable[Network]) -> list[str]:
+    problems: list[str] = []
+    if (url := changes.get("url")) is not None:
+        problems += [f"url: {problem}" for problem in check_url(url, allow=allow)]
+    if (sender := changes.get("replies_from")) is not None:
+        problems += [f"replies-from: {problem}" for problem in name_problems(sender)]
+    for name, least, most, words in (
+        ("timeout", TIMEOUT_MIN, TIMEOUT_MAX, "1ms to 5m"),
+        ("concurrency", 1, CONCURRENCY_MAX, f"1 to {CONCURRENCY_MAX}"),
+        ("rate", 1e-6, RATE_MAX, f"more than 0, at most {RATE_MAX} a second"),
+        ("burst", 1, RATE_MAX, f"1 to {RATE_MAX}"),
+    ):
+        value = changes.get(name)
+        if value is not None and not least <= value <= most:
+            problems.append(f"{name}: expected {words}")
+    if (after := changes.get("disable_after")) is not None and after <= timedelta(0):
+        problems.append("disable-after: expected more than nothing")
+    return problems
+
+
+async def enable(conn: Connection, name: str, *, tenant: int = TENANT) -> None:
+    """Send what waits, and forget that it failed. Raises UnknownEndpoint."""
+    if not await store.enable(conn, name, tenant=tenant):
+        raise UnknownEndpoint(name)
+
+
+async def disable(conn: Connection, name: str, *, tenant: int = TENANT) -> None:
+    """Send nothing more; what comes is kept, and waits. Raises UnknownEndpoint."""
+    if not await store.disable(conn, name, tenant=tenant):
+        raise UnknownEndpoint(name)

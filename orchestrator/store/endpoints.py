@@ -1,0 +1,125 @@
+"""What is set of an endpoint, and how it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, LiteralString
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from orchestrator.store.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """An endpoint as it stands: what is set, how it is doing, what waits for it, what it never took (`dead`)."""
+
+    name: str
+    url: str
+    kind: str
+    state: str
+    fault: str | None
+    timeout: timedelta
+    replies_from: str
+    schedule: dict[str, Any] | None
+    concurrency: int | None
+    rate: float | None
+    burst: int | None
+    disable_after: timedelta | None
+    paused_until: datetime | None
+    failing_since: datetime | None
+    open_until: datetime | None
+    secrets: int
+    waiting: int
+    dead: int
+    created_at: datetime
+
+
+READ: Final[LiteralString] = """
+    select e.name, e.url, e.kind, e.state, e.fault, e.timeout, coalesce(e.replies_from, e.name) as replies_from,
+           e.schedule, e.concurrency, e.rate, e.burst, e.disable_after,
+           case when e.paused_until > now() then e.paused_until end as paused_until, e.failing_since, e.open_until,
+           (select count(*)
+              from waypost.secret s
+             where s.tenant_id = e.tenant_id
+               and s.owner_kind = 'endpoint'
+               and s.owner_name = e.name
+               and (s.expires_at is null or s.expires_at > now())) as secrets,
+           (select count(*)
+              from waypost.outbox o
+             where o.tenant_id = e.tenant_id
+               and o.endpoint = e.name
+               and o.state = 'due') as waiting,
+           (select count(*)
+              from waypost.outbox o
+             where o.tenant_id = e.tenant_id
+               and o.endpoint = e.name
+               and o.state = 'dead') as dead,
+           e.created_at
+      from waypost.endpoint e
+     where e.tenant_id = %(tenant)s::int
+       and e.name = %(name)s::text
+"""
+
+
+async def read(conn: Connection, name: str, *, tenant: int) -> EndpointState | None:
+    async with conn.cursor(row_factory=class_row(EndpointState)) as cursor:
+        await cursor.execute(READ, {"tenant": tenant, "name": name})
+        return await cursor.fetchone()
+
+
+SET: Final[LiteralString] = """
+    update waypost.endpoint e
+       set (url, timeout, replies_from, schedule, concurrency, rate, burst, disable_after) =
+           (select n.url, n.timeout, n.replies_from, n.schedule, n.concurrency, n.rate, n.burst, n.disable_after
+              from jsonb_populate_record(e, %(changes)s::jsonb) n)
+     where e.tenant_id = %(tenant)s::int
+       and e.name = %(name)s::text
+"""
+
+
+async def change(conn: Connection, name: str, changes: Mapping[str, Any], *, tenant: int) -> bool:
+    """Set these columns, null being the default; whether there is an endpoint of that name."""
+    cursor = await conn.execute(SET, {"tenant": tenant, "name": name, "changes": Jsonb(dict(changes))})
+    return cursor.rowcount == 1
+
+
+# As if nothing had happened: whoever enables an endpoint says that it works.
+ENABLE: Final[LiteralString] = """
+    update waypost.endpoint
+       set state = 'enabled',
+           fault = null,
+           paused_until = null,
+           failing_since = null,
+           window_at = null,
+           window_tries = 0,
+           window_failures = 0,
+           opened = 0,
+           open_until = null
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def enable(conn: Connection, name: str, *, tenant: int) -> bool:
+    """Whether there is an endpoint of that name."""
+    cursor = await conn.execute(ENABLE, {"tenant": tenant, "name": name})
+    return cursor.rowcount == 1
+
+
+DISABLE: Final[LiteralString] = """
+    update waypost.endpoint
+       set state = 'disabled',
+           fault = 'operator'
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def disable(conn: Connection, name: str, *, tenant: int) -> bool:
+    """Whether there is an endpoint of that name."""
+    cursor = await conn.execute(DISABLE, {"tenant": tenant, "name": name})
+    return cursor.rowcount == 1
