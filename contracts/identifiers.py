@@ -26,6 +26,22 @@ def message_id(execution: UUID | str, epoch: int, path: str, *, at: datetime) ->
     return uuid7(at=at, chance=hashlib.sha256(execution_key(execution, epoch, path).encode()).digest())
 
 
+def child_id(execution: UUID | str, epoch: int, path: str) -> UUID:
+    """The id of the execution that `path` begins: the same each time that it is decided."""
+    return uuid8(f"child/{execution_key(execution, epoch, path)}")
+
+
+def keyed_id(flow: str, key: str) -> UUID:
+    """The id of the execution that flows begin for a business key of `flow`: the same whoever begins it."""
+    return uuid8(f"start/{len(flow)}/{flow}/{key}")
+
+
+def uuid8(name: str) -> UUID:
+    """A version 8 UUID of a hash of `name`, as `waypost.id_of` makes it."""
+    text = hashlib.sha256(name.encode()).hexdigest()
+    return UUID(f"{text[:12]}8{text[13:16]}8{text[17:32]}")
+
+
 def uuid7(*, at: datetime, chance: bytes) -> UUID:
     """A version 7 UUID of the millisecond `at` and the first 10 bytes of `chance`.
 

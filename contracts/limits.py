@@ -22,6 +22,9 @@ OPEN_ASKS_MAX: Final = 2_000  # things one execution waits for at once; then it 
 FORK_WIDTH_MAX: Final = 1_000  # branches of one fork; more are a UsageError
 ITEMS_MAX: Final = 10_000  # items of one map; more are a UsageError
 RESUMES_MAX: Final = 10_000  # times that one input resumes a flow; then it runs without waiting, and is held
+CHILDREN_MAX: Final = 1_000  # children of one execution at once; one more is refused
+CHILD_DEPTH_MAX: Final = 16  # children inside each other; one deeper is refused
+STARTS_MAX: Final = 1_000  # executions that a flow starts at one input; more hold it
 UNDOS_MAX: Final = 2_000  # steps one scope would have to undo; then the execution is held
 CALL_TIMEOUT: Final = timedelta(days=1)  # for the answer to a command, or to an undo, without timeout=
 SPAN_MAX: Final = timedelta(days=3653)  # of a sleep or a timeout: ten years

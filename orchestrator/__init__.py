@@ -3,10 +3,12 @@
 from contracts.messages import Command, Effect, Event, Refused, command
 from orchestrator.core.approval import Decision
 from orchestrator.core.bounds import bounded
+from orchestrator.core.children import Handle
 from orchestrator.core.context import Context, Elapsed
 from orchestrator.core.errors import (
     AllFailed,
     Cancelled,
+    ChildFailed,
     FlowError,
     OutcomeUnknown,
     ReplyInvalid,
@@ -27,6 +29,7 @@ __all__ = [
     "AllFailed",
     "Cancelled",
     "CannotSay",
+    "ChildFailed",
     "Command",
     "Context",
     "Decision",
@@ -35,6 +38,7 @@ __all__ = [
     "Elapsed",
     "Event",
     "FlowError",
+    "Handle",
     "Local",
     "NotDone",
     "OutcomeUnknown",

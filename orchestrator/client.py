@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4, uuid5
@@ -27,10 +27,11 @@ from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
 from orchestrator.standing import ENDS, Standing, stands
 from orchestrator.store import approvals as asked_for
-from orchestrator.store import reading, starts, terminating
+from orchestrator.store import kin, reading, starts, terminating
 from orchestrator.store.approvals import ApprovalRow
 from orchestrator.store.attributes import Condition
 from orchestrator.store.database import Connection
+from orchestrator.store.kin import ChildRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.starts import NewExecution
 from receiver import inbox
@@ -38,6 +39,9 @@ from receiver.inbox import MailItem
 
 Json = Any
 Verdict: TypeAlias = Literal["retry", "done", "skip", "not_done"]
+
+CHILDREN_SHOWN_MAX: Final = 100
+"""Children of one execution that are shown, those that have not ended first."""
 
 WORDS_MAX: Final = 500
 """Characters of a reason that an operator gives."""
@@ -80,11 +84,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionView:
-    """One execution, whole: its row, its journal, its messages, and what holds it."""
+    """One execution, whole: its row, its journal, its messages, its children (up to 100), and what holds it."""
 
     row: ExecutionRow
     facts: list[FactRow]
     messages: list[MessageRow]
+    children: list[ChildRow] = field(default_factory=list[ChildRow])
 
     @property
     def held(self) -> Waiting | None:
@@ -220,7 +225,8 @@ class Client:
             raise UnknownExecution(execution_id)
         facts = await reading.facts(self._conn, execution, tenant=self._tenant)
         messages = await reading.messages(self._conn, execution, tenant=self._tenant)
-        return ExecutionView(row, facts, messages)
+        children = await kin.children(self._conn, execution, tenant=self._tenant, limit=CHILDREN_SHOWN_MAX)
+        return ExecutionView(row, facts, messages, children)
 
     async def list(
         self,
@@ -230,9 +236,11 @@ class Client:
         key: str | None = None,
         where: Sequence[Condition | str] = (),
         limit: int = 50,
+        parent: UUID | str | None = None,
     ) -> list[ExecutionRow]:
         """The newest executions first. `states` are stored statuses, or ready, running and waiting; `where` is about
-        what they have published, such as `amount>=100`, and all of it has to be so.
+        what they have published, such as `amount>=100`, and all of it has to be so; `parent` is whose children are
+        wanted.
 
         Raises ConditionInvalid.
         """
@@ -244,6 +252,7 @@ class Client:
             key=key,
             limit=limit,
             where=conditions(where),
+            parent=None if parent is None else _uuid(parent),
         )
 
     async def wait(self, execution_id: UUID | str, *, seconds: float) -> ExecutionView:

@@ -41,6 +41,8 @@ class Code(StrEnum):
     AWAITING_REPLY = "awaiting-reply"
     AWAITING_EVENT = "awaiting-event"
     AWAITING_DECISION = "awaiting-decision"
+    AWAITING_CHILD = "awaiting-child"
+    ENDING_CHILD = "ending-child"
     SETTLING = "settling"
     ORDERED = "ordered"
     PAUSED = "paused"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Final, Generic, TypeVar, cast, overload
 
 from contracts.messages import Command, Event, plain
 from orchestrator.core.ask import Ask
@@ -26,7 +26,12 @@ I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
 
+EXECUTION: Final = "00000000-0000-8000-8000-000000000000"
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
+
+
+BAD_ENDS: Final = ("failed", "compensated", "cancelled", "terminated")
+"""How a child may end otherwise than well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,18 @@ class Expected(Generic[R]):
         self._may_be_unknown()
         self.test.tell("ended", self.path, {"outcome": "unknown", "error": {"code": code}})
 
+    def ends(self, status: str = "failed", code: str = "", detail: str = "") -> None:
+        """A child ended otherwise than well: failed, compensated, cancelled or terminated."""
+        assert self.ask.is_child, f"{self.path}: only a child ends"
+        assert status in BAD_ENDS, f"{status!r}: expected one of {', '.join(BAD_ENDS)}"
+        error = {"status": status, "code": code or status, "detail": detail}
+        self.test.tell("ended", self.path, {"outcome": "child_failed", "error": error})
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether it is a child that nobody needs any more, and that is waited for until it has ended."""
+        return self.ask.stopped is not None
+
     def raises(self, error: str | BaseException = "raised", detail: str = "") -> None:
         """One try of a local step raised an error, of this code or as it is; its retry policy decides."""
         if isinstance(error, str):
@@ -81,6 +98,7 @@ class Expected(Generic[R]):
 
     def _may_be_unknown(self) -> None:
         assert not self.ask.is_exact, f"{self.path}: a transaction is done or refused, nothing else"
+        assert not self.ask.is_child, f"{self.path}: a child replies, refuses or ends, nothing else"
 
 
 class FlowTester(Generic[I, O]):
@@ -98,7 +116,7 @@ class FlowTester(Generic[I, O]):
         self.flow = flow
         self.at = at
         self.journal: list[Fact] = []
-        self.machine = Machine(flow.program)
+        self.machine = Machine(flow.program, execution=EXECUTION)
         span = deadline or flow.deadline
         until: dict[str, Json] = {} if span is None else {"deadline": (at + span).isoformat()}
         self.tell("started", "", {"input": flow.checked(plain(input)), "seed": seed} | until)
@@ -108,9 +126,11 @@ class FlowTester(Generic[I, O]):
     @overload
     def expect(self, what: Callable[..., Coroutine[Any, Any, R]]) -> Expected[R]: ...
     @overload
+    def expect(self, what: Workflow[Any, R]) -> Expected[R]: ...
+    @overload
     def expect(self, what: Callable[..., R]) -> Expected[R]: ...
     def expect(self, what: object) -> Expected[Any]:
-        """The one thing that is open for a command (its class, or its exact value) or a local function.
+        """The one thing that is open for a command (its class, or its exact value), a local function or a child's flow.
 
         Raises AssertionError that names what is open instead.
         """
@@ -128,7 +148,7 @@ class FlowTester(Generic[I, O]):
         self.at = end
 
     def late(self, path: str, outcome: str, value: Json = None) -> None:
-        """An answer for something that is over."""
+        """An answer for something that is over; of a child, `done` or `child_failed`."""
         said: dict[str, Json] = {"value": plain(value)} if outcome == "done" else {"error": value or {}}
         self.tell("ended", path, {"outcome": outcome, **said})
 
@@ -201,6 +221,13 @@ class FlowTester(Generic[I, O]):
         return [fact.path for fact in self.journal if fact.kind == "asked"]
 
     @property
+    def begun(self) -> list[tuple[str, Json, str | None]]:
+        """Flow, input and key of each execution that it started, in order."""
+        notes = [fact.data for fact in self.journal if fact.kind == "noted"]
+        args = [note["args"] for note in notes if note["kind"] == "start"]
+        return [(one["flow"], one["data"], one["key"]) for one in args]
+
+    @property
     def returned(self) -> O:
         """What the flow returned. Raises AssertionError while it is under way, or when it failed."""
         last = self.journal[-1]
@@ -221,10 +248,13 @@ class FlowTester(Generic[I, O]):
         return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
 
     def _keep(self) -> None:
+        children = {fact.path for fact in self.journal if fact.data.get("kind") == "child"}
         for back in self.machine.settling():
+            if back in children:  # it ends when the test says so
+                continue
             self.machine.tell("ended", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
         self.journal += self.machine.take_new()
-        again = Machine(self.flow.program)
+        again = Machine(self.flow.program, execution=EXECUTION)
         again.replay(self.journal)
         while (
             (due := again.next_due()) is not None and due[0] <= self.at and due[1] not in self._timed(again)
@@ -252,6 +282,8 @@ def _is(what: object, ask: Ask) -> bool:
     if not isinstance(ask.args, dict):
         return False
     action = {name: said for name, said in cast("dict[str, Json]", ask.args).items() if name != "bounds"}
+    if isinstance(what, Workflow):
+        return ask.is_child and action["flow"] == cast("Workflow[Any, Any]", what).name
     if isinstance(what, Command):
         return action == cast("Command[Any]", what).as_action()
     if isinstance(what, type) and issubclass(what, Command):
@@ -260,4 +292,4 @@ def _is(what: object, ask: Ask) -> bool:
 
 
 def _named(what: object) -> str:
-    return getattr(what, "__name__", None) or repr(what)
+    return getattr(what, "__name__", None) or getattr(what, "name", None) or repr(what)

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from orchestrator.core.waiting import OpenAsk, open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
+from orchestrator.store.kin import ChildRow
 from orchestrator.store.reading import MessageRow
 from orchestrator.store.situation import Situation
 from orchestrator.words import failure, last_try, when
@@ -41,8 +42,8 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             until = "" if ask.due is None else f", until {when(ask.due, now)}"
             told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
-        case "decision", _:
-            return undecided(it, ask, now)
+        case "decision" | "child", _:
+            return (undecided if ask.kind == "decision" else with_child)(it, ask, now)
         case _, ("step" | "call") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
@@ -73,6 +74,26 @@ def undecided(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     decide = f"waypost decide {it.row.execution_id} {shlex.quote(subject)}"
     do = tuple(f"`{decide} {shlex.quote(choice)} --by NAME`" for choice in choices)
     return Explanation(Code.AWAITING_DECISION, told, since=ask.asked_at, until=ask.due, path=ask.path, do=do)
+
+
+def with_child(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    """A child is waited for, also when it was told to end."""
+    child = child_at(it, ask)
+    who = f"{subject(ask)}, execution {child.execution_id}, which is {child.state}"
+    if ask.withdrawn:
+        told = f"It needs {who}, no more: it told it to end, and waits for that."
+        code = Code.ENDING_CHILD
+    else:
+        told = f"It has been waiting since {when(ask.asked_at, now)} for {who}{deadline(ask, now)}."
+        code = Code.AWAITING_CHILD
+    return Explanation(
+        code,
+        told,
+        since=ask.asked_at,
+        until=ask.due,
+        path=ask.path,
+        do=(f"`waypost why {child.execution_id}`",),
+    )
 
 
 def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
@@ -154,6 +175,14 @@ def being_sent(message: MessageRow, now: datetime) -> Said:
 
 
 def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    if ask.kind == "child":
+        child = child_at(it, ask)
+        told = (
+            f"It {'is undoing, and waits' if it.row.undoing else 'waits'} to know what became of {subject(ask)}, whose "
+            f"time is over: it told execution {child.execution_id}, which is {child.state}, to end."
+        )
+        do = (f"`waypost why {child.execution_id}`",)
+        return Explanation(Code.ENDING_CHILD, told, since=ask.due, path=ask.path, do=do)
     message = message_at(it, ask.path)
     if message.state != "stopping" or message.lease_until is None:
         raise unknown(it, f"message {message.state} for what settles at {ask.path!r}")
@@ -179,8 +208,17 @@ def message_at(it: Situation, path: str) -> MessageRow:
     return found
 
 
+def child_at(it: Situation, ask: OpenAsk) -> ChildRow:
+    found = next((one for one in it.children if one.execution_id == ask.args.get("execution")), None)
+    if found is None:
+        raise unknown(it, f"no child for what is open at {ask.path!r}")
+    return found
+
+
 def subject(ask: OpenAsk) -> str:
     """What is asked, and where; an undo says what it takes back."""
+    if ask.kind == "child":
+        return f"child {ask.args.get('flow')} (at {ask.path})"
     if ask.kind == "undo":
         return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
     local = "transaction" if ask.kind == "transaction" else "step"

@@ -243,6 +243,7 @@ def add_operations(command: Command) -> None:
         metavar="CONDITION",
         help="about what it has published, such as stage=paid or 'amount>=100'; several have to hold all",
     )
+    listing.add_argument("--parent", type=execution, metavar="ID", help="the children of this execution")
     listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
     add_output(listing, "table", "ids")
 

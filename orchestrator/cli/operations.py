@@ -120,18 +120,20 @@ def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
         "held": None if view.held is None else asdict(view.held),
         "stands": [asdict(one) for one in view.stands],
         "journal": facts,
+        "children": [asdict(child) for child in view.children],
         "messages": [asdict(message) for message in view.messages],
         "tries": [asdict(one) for one in tried],
     }
 
 
 def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) -> Iterable[str]:
-    """The parts of `show`: a head, the journal, the messages."""
+    """The parts of `show`: a head, the journal, the children, the messages."""
     row, now = view.row, datetime.now(UTC)
     key = f"  key {plain(row.business_key)}" if row.business_key else ""
     yield "\n".join(
         (
             f"{row.execution_id}  {plain(row.definition)}@{plain(row.version)}{key}",
+            *([f"child of {row.parent} at {plain(row.parent_path)}"] if row.parent else []),
             (
                 f"{row.state}{' (undoing)' if row.undoing and row.finished_at is None else ''}{because(view)}"
                 f"{advice.unserved(view, is_served)}"
@@ -150,6 +152,14 @@ def described(view: ExecutionView, tried: Iterable[TryRow], *, is_served: bool) 
         ),
         width=terminal_width(),
     )
+    if view.children:
+        yield table(
+            ("CHILD", "PATH", "FLOW", "KEY", "STATE"),
+            (
+                (it.execution_id, it.path, f"{it.definition}@{it.version}", it.business_key or "", it.state)
+                for it in view.children
+            ),
+        )
     if view.messages:
         of: dict[str, list[TryRow]] = defaultdict(list)
         for one in tried:
@@ -194,7 +204,9 @@ def words(fact: FactRow) -> str:
         case "asked":
             args: dict[str, Any] = said.get("args") or {}
             to = f" to {args['endpoint']}" if args.get("endpoint") else ""
-            text = f"{args.get('name') or said.get('name')}{to} {briefly(args.get('data'))}"
+            text = (
+                f"{args.get('name') or args.get('flow') or said.get('name')}{to} {briefly(args.get('data'))}"
+            )
         case "received":
             text = f"{said.get('type')} {said.get('key') or ''} {briefly(said.get('data'))}"
         case "ended" if "of" in said:
@@ -239,7 +251,7 @@ def list_executions(args: Namespace, settings: Settings) -> int:
             for row in found:
                 say(row.execution_id)
         case _:
-            say(table(("EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT"), map(cells, found)))
+            say(table(("EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT", "PARENT"), map(cells, found)))
             needy = sum(row.status == Status.HELD for row in found)
             note(f"{len(found)} shown{f' · {needy} held, for you to decide' if needy else ''}")
     return Exit.OK
@@ -255,6 +267,7 @@ def cells(row: ExecutionRow) -> tuple[object, ...]:
         row.state + undoing,
         ago(row.created_at, now=now),
         advice.due(row.wake_at, now=now),
+        row.parent or "",
     )
 
 
@@ -262,7 +275,12 @@ async def listed(args: Namespace, settings: Settings) -> list[ExecutionRow]:
     async with bootstrap.client(settings) as client:
         states = [args.status] if args.status else None
         return await client.list(
-            states=states, flow=args.flow, key=args.key, where=conditions(args.where), limit=args.limit
+            states=states,
+            flow=args.flow,
+            key=args.key,
+            where=conditions(args.where),
+            limit=args.limit,
+            parent=args.parent,
         )
 
 

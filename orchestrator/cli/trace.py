@@ -15,6 +15,8 @@ from contracts.spans import Span
 from orchestrator import bootstrap
 from orchestrator.cli.output import Exit, as_json, fitting, plain, say, terminal_width
 from orchestrator.settings import Settings
+from orchestrator.store.database import Connection
+from orchestrator.store.kin import descendants
 from orchestrator.store.situation import Situation, situation
 from orchestrator.store.spans import arrivals_of
 from orchestrator.store.tries import SHOWN_MAX, tries
@@ -23,6 +25,8 @@ from orchestrator.why import explain
 from orchestrator.words import when
 
 TENANT: Final = 1
+FAMILY_MAX: Final = 100
+"""Executions whose spans are shown under that of their parent, the nearest first."""
 BAR: Final = 32
 """Columns of the line of time."""
 NAME_CHARACTERS_MAX: Final = 48
@@ -54,12 +58,24 @@ def trace(args: Namespace, settings: Settings) -> int:
 
 async def look_at(execution: UUID, settings: Settings) -> tuple[Situation, Traced]:
     async with bootstrap.connection(settings) as conn:
-        tried = await tries(conn, str(execution), tenant=TENANT)
-        arrived = await arrivals_of(conn, str(execution), tenant=TENANT, limit=SHOWN_MAX)
-        it = await situation(conn, str(execution), tenant=TENANT)
-    if it is None:
-        raise UnknownExecution(str(execution))
-    return it, traced(it, tried, arrived, gap=settings.trace_segment_gap)
+        found = await look_at_one(conn, str(execution), settings)
+        if found is None:
+            raise UnknownExecution(str(execution))
+        it, whole = found
+        for one in await descendants(conn, str(execution), tenant=TENANT, limit=FAMILY_MAX):
+            child = await look_at_one(conn, one, settings)
+            whole = whole if child is None else whole.with_child(child[1])
+    return it, whole
+
+
+async def look_at_one(
+    conn: Connection, execution: str, settings: Settings
+) -> tuple[Situation, Traced] | None:
+    """One execution, without its children; None when there is none."""
+    tried = await tries(conn, execution, tenant=TENANT)
+    arrived = await arrivals_of(conn, execution, tenant=TENANT, limit=SHOWN_MAX)
+    it = await situation(conn, execution, tenant=TENANT)
+    return None if it is None else (it, traced(it, tried, arrived, gap=settings.trace_segment_gap))
 
 
 def whole(it: Situation, found: Traced) -> dict[str, Any]:
@@ -97,6 +113,8 @@ def lines(it: Situation, found: Traced, *, marks: Marks, width: int | None) -> I
     row = it.row
     key = f"  key {plain(row.business_key)}" if row.business_key else ""
     yield f"{row.execution_id}  {plain(row.definition)}@{plain(row.version)}{key}  {row.state}"
+    if row.parent is not None:
+        yield f"child of {row.parent} at {plain(row.parent_path)}"
     if not found.spans:
         return
     began = found.began.astimezone(UTC)

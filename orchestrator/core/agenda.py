@@ -55,6 +55,11 @@ class Agenda:
         self.due.clear()
         self.deadline = None
 
+    @property
+    def children(self) -> int:
+        """How many children are open."""
+        return sum(ask.is_child for _, ask in self.open.values())
+
     # ---- times ---------------------------------------------------------------------------------------------
 
     def next_due(self) -> tuple[datetime, str] | None:

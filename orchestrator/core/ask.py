@@ -14,7 +14,7 @@ from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
 
-MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo"})
+MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo", "child"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
 ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "transaction"}
@@ -49,12 +49,13 @@ class Ask:
     `args` is what is asked, as data. `work` is the function behind a local step, with its arguments as the program
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
-    `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back.
+    `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back. `stopped`
+    is why a child that was told to end is; whoever waits for it gets that when it has.
     """
 
     __slots__ = (
         "args", "asked_at", "attempt", "due", "effect", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "sent_at", "timeout", "undo", "undoes", "until", "watch", "work",
+        "position", "retry", "retry_at", "sent_at", "stopped", "timeout", "undo", "undoes", "until", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,7 @@ class Ask:
         self.attempt = 1
         self.retry_at: datetime | None = None
         self.sent_at: datetime | None = None
+        self.stopped: str | None = None
         self.overdue = False
         self.entry: Entry | None = None
         self.undoes: dict[str, Json] = {}
@@ -112,6 +114,11 @@ class Ask:
     def is_event(self) -> bool:
         """Whether it waits for an event: then it has a row among the waits while it is open."""
         return self.kind == "event"
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it waits for another execution to end. One that is told to end is waited for all the same."""
+        return self.kind == "child"
 
     @property
     def is_between_sends(self) -> bool:

@@ -204,6 +204,9 @@ class Branches:
             return self.over(branch, None, Cancelled(reason))
         if branch.shielded or waits is None:
             branch.pending = reason
+        elif isinstance(waits, Ask) and waits.is_child:
+            waits.stopped = reason
+            return [waits]
         elif isinstance(waits, Ask):
             self.resume(branch, error=Cancelled(reason))
             return [waits]

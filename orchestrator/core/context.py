@@ -23,6 +23,7 @@ from orchestrator.core import attributes as own
 from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
 from orchestrator.core.branch import Branch, drop, suspend
+from orchestrator.core.children import Flow, Handle, asked_of, child_of
 from orchestrator.core.errors import Cancelled, Continue, FlowError, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
@@ -53,6 +54,7 @@ T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
 T4 = TypeVar("T4")
+I = TypeVar("I")  # noqa: E741  # what a flow is given
 E = TypeVar("E", bound=Event)
 Ts = TypeVarTuple("Ts")
 
@@ -285,6 +287,31 @@ class Context:
             raise UsageError(f"ctx.sleep_until({when.isoformat()}): expected a time within ten years")
         await suspend(Ask("timer", named(name), until=when))
         return Elapsed()
+
+    async def child(
+        self,
+        flow: Flow[I, R],
+        input: I,
+        /,
+        *,
+        key: str | None = None,
+        undo: Undo[R] | None = None,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> R:
+        """Run another flow as an execution of its own, and wait for what it returns.
+
+        `key` is its business key. `undo` is asked when this flow fails after the child has completed; what the child
+        did before its end it undoes itself. When nobody waits for it any more, it is told to end, and waited for until
+        it has. After `timeout` it is told to end, and the outcome is unknown until it has.
+
+        Raises ChildFailed when it ended otherwise than well; StepRefused when it was not begun (`key-taken`,
+        `unknown-flow`, `too-deep`, `too-many`); OutcomeUnknown after `timeout`; ReplyInvalid; UsageError for an input
+        that the flow does not take, for a key that cannot be one, and for a timeout outside of (0, ten years].
+        """
+        self._machine.branches.here()
+        ask = child_of(flow, input, key, undo=undo, timeout=timeout, name=name)
+        return fitting(flow.output, await suspend(ask), ask)
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -521,6 +548,20 @@ class Context:
         without a zone, a number that is not finite, and for too many attributes.
         """
         self._machine.publish(own.said(attributes))
+
+    def start(self, flow: Flow[I, R], input: I, /, *, key: str | None = None) -> Handle[R]:
+        """Begin another execution, with what else this turn commits: once, if it commits. Nobody waits for it, and what
+        becomes of this flow does not touch it.
+
+        `key` is its business key. When an execution has it already, that one stays as it is, whatever its input, and
+        nothing is begun.
+
+        Raises UsageError for an input that the flow does not take, or that cannot be stored, and for a key that cannot
+        be one. A flow that nobody has made known holds this execution.
+        """
+        self._machine.branches.here()
+        args = asked_of("ctx.start", flow, input, key)
+        return Handle(UUID(self._machine.start(named(flow.name), args)), flow.name, key)
 
     def now(self) -> datetime:
         """The time of the fact that resumed this flow, in UTC. It moves with facts, not with the clock."""

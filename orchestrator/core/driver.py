@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
 from typing import Any
+from uuid import UUID
 
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FORK_WIDTH_MAX, OPEN_ASKS_MAX
@@ -13,6 +14,7 @@ from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.bounds import bounds_of
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches, End
+from orchestrator.core.children import too_much
 from orchestrator.core.errors import (
     Cancelled,
     Continue,
@@ -40,12 +42,32 @@ class Driver:
     """Lets the branches of a program go on until all are blocked, and writes down what they say.
 
     `status` and `result` are its end, once it has one; `next` is what it goes on with as new. `overdue`: its deadline
-    is what stops it.
+    is what stops it. `depth` is how many children deep it is itself; `child_id` makes the id of one from its path.
     """
 
-    __slots__ = ("agenda", "branches", "journal", "next", "overdue", "result", "status", "undoing")
+    __slots__ = (
+        "agenda",
+        "branches",
+        "child_id",
+        "depth",
+        "journal",
+        "next",
+        "overdue",
+        "result",
+        "status",
+        "undoing",
+    )
 
-    def __init__(self, journal: Journal, agenda: Agenda, branches: Branches, undoing: Undoing) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        agenda: Agenda,
+        branches: Branches,
+        undoing: Undoing,
+        child_id: Callable[[str], UUID],
+    ) -> None:
+        self.child_id = child_id
+        self.depth = 0
         self.journal = journal
         self.agenda = agenda
         self.branches = branches
@@ -88,6 +110,8 @@ class Driver:
         if len(agenda.open) >= OPEN_ASKS_MAX:
             raise LimitExceeded(f"open_asks_max: {OPEN_ASKS_MAX} asks are open")
         ask.path = branch.frame.next(ask.name)
+        if ask.is_child:
+            ask.args["execution"] = str(self.child_id(ask.path))
         data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
         if ask.timeout is not None:
             data["due"] = journal.due_in(ask.timeout)
@@ -105,11 +129,16 @@ class Driver:
         agenda.add(branch, ask, fact)
         if "unfit" in fact.data:
             agenda.decisions[ask.path] = {"outcome": "refused", "error": fact.data["unfit"]}
-        elif undo is not None:
+        elif undo is not None or ask.is_child:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
 
     def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:
-        """`data` as text; or, when it cannot be stored, the ask as it is recorded instead: refused."""
+        """`data` as text; or, when it cannot be stored or is one child too many, the ask as it is recorded instead:
+        refused.
+        """
+        refusal = too_much(self.depth, self.agenda.children) if ask.is_child else None
+        if refusal is not None:
+            return None, {"kind": ask.kind, "name": ask.name, "unfit": refusal}
         try:
             return self.journal.encoded(data, what=f"{ask.kind} {ask.path}"), None
         except (NotEncodable, TooLarge) as error:
@@ -134,12 +163,26 @@ class Driver:
     def _withdraw(self, ask: Ask) -> None:
         settled, idle = self.agenda.is_over(ask), ask.is_between_sends
         fact = self.journal.produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
+        if ask.is_child:
+            self._stop_child(ask, fact)
+            return
         was_sent = self.agenda.decisions.pop(ask.path, None) is None
         self.close(ask, fact)
         if settled:
             return
         self.undoing.withdrawn(ask, fact, settling=not idle)
         if was_sent and not idle and self.journal.is_new(fact):
+            self.journal.takes_back(ask, fact.position)
+
+    def _stop_child(self, ask: Ask, fact: Fact) -> None:
+        """A child is told to end, and waited for until it has; one that never was is not."""
+        if self.agenda.decisions.pop(ask.path, None) is not None:
+            branch, _ = self.agenda.open[ask.path]
+            self.close(ask, fact)
+            self.branches.resume(branch, error=Cancelled(ask.stopped))
+            return
+        ask.due = None
+        if self.journal.is_new(fact):
             self.journal.takes_back(ask, fact.position)
 
     # ---- branches ------------------------------------------------------------------------------------------

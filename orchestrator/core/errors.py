@@ -6,7 +6,8 @@ Exception
     │   ├── StepRefused     definitely not done: its undo is dropped                 may_have_acted = False
     │   ├── StepFailed      it raised, and the tries ran out: its undo stays                         True
     │   ├── OutcomeUnknown  sent, no answer: its undo stays                                          True
-    │   └── ReplyInvalid    done, but the answer fails its model: its undo stays                     True
+    │   ├── ReplyInvalid    done, but the answer fails its model: its undo stays                     True
+    │   └── ChildFailed     the child ended in another way than well: its undo is dropped            False
     ├── TimedOut            a wait or a `within` ran out: nothing happened that is not undone
     ├── AllFailed           every branch of `any` failed                                      .errors
     └── UsageError          the context was asked something that cannot be
@@ -65,6 +66,23 @@ class OutcomeUnknown(StepError):
 
 class ReplyInvalid(StepError):
     """It was done, and the answer does not fit its model. Its undo stays."""
+
+
+class ChildFailed(StepError):
+    """A child ended in another way than well; `status` says how: failed, compensated, cancelled or terminated.
+
+    `error` is its failure as data, empty when it was cancelled; code and detail are those of it. What a child did is
+    undone by itself, or listed at its end: the undo that its parent has for it is dropped.
+    """
+
+    may_have_acted = False
+
+    def __init__(self, path: str, name: str, error: dict[str, Json]) -> None:
+        super().__init__(path, name, error)
+        self.status = str(error.get("status") or "failed")
+        self.error: dict[str, Json] = error.get("error") or {}
+        said = f"{self.code}: {self.detail}" if self.detail else self.code
+        self.args = (f"{name} at {path}: {self.status}" + ("" if said == self.status else f": {said}"),)
 
 
 class TimedOut(FlowError):
@@ -158,6 +176,7 @@ ENDINGS: Final[dict[str, Callable[[str, str, dict[str, Json]], FlowError]]] = {
     "refused": StepRefused,
     "failed": StepFailed,
     "unknown": OutcomeUnknown,
+    "child_failed": ChildFailed,
     "timed_out": lambda path, name, _: TimedOut(f"{name} at {path}: nothing came in time"),
 }
 """The error that each outcome of an ask but `done` raises in the program, from its path, name and error."""
@@ -237,6 +256,8 @@ def structure(error: BaseException) -> dict[str, Json]:
             "detail": storable(error.detail),
             "path": storable(str(error.path)),
         }
+        if isinstance(error, ChildFailed):
+            kept["status"] = error.status
         return kept | ({"data": error.data} if error.data is not None else {})
     if isinstance(error, Overdue):
         said = {"code": "deadline", "detail": storable(str(error))}

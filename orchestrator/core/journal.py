@@ -45,18 +45,27 @@ class SentAgain:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class LeftChild:
+    """A child that is told to end, and the position of the fact that says so."""
+
+    path: str
+    execution: str
+    position: int
+
+
 class Journal:
     """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed; `before` came
     before the epoch that runs, and count for no limit.
 
-    `taken_back`, `closed_waits` and `sent_again` are what else follows from `new`. `past` is what was recorded, while
-    the program runs through it: then what it says is compared, and is new where nothing was recorded. A worker's
-    death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
+    `taken_back`, `closed_waits`, `sent_again` and `left_children` are what else follows from `new`. `past` is what was
+    recorded, while the program runs through it: then what it says is compared, and is new where nothing was recorded.
+    A worker's death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
     """
 
     __slots__ = (
-        "at", "before", "closed", "closed_waits", "facts_max", "new", "on_death", "past", "payload_max", "position",
-        "present", "sent_again", "taken_back",
+        "at", "before", "closed", "closed_waits", "facts_max", "left_children", "new", "on_death", "past",
+        "payload_max", "position", "present", "sent_again", "taken_back",
     )  # fmt: skip
 
     def __init__(self, *, facts_max: int, payload_max: int, on_death: Callable[[Fact], None]) -> None:
@@ -71,6 +80,7 @@ class Journal:
         self.taken_back: list[TakenBack] = []
         self.closed_waits: list[ClosedWait] = []
         self.sent_again: list[SentAgain] = []
+        self.left_children: list[LeftChild] = []
         self.past: Past | None = None
         self.closed = False
 
@@ -172,7 +182,9 @@ class Journal:
         return bool(self.new) and self.new[-1] is fact
 
     def takes_back(self, ask: Ask, position: int) -> None:
-        """The message of `ask` is not needed any more: so says the fact at `position`, which is new."""
+        """The message or the child of `ask` is not needed any more: so says the fact at `position`, which is new."""
+        if ask.is_child:
+            self.left_children.append(LeftChild(ask.path, ask.args["execution"], position))
         if ask.is_message and ask.asked_at is not None:
             self.taken_back.append(TakenBack(ask.path, ask.sent_at or ask.asked_at, position))
 
@@ -185,6 +197,7 @@ class Journal:
         self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
         self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
         self.sent_again[:] = [one for one in self.sent_again if one.position <= position]
+        self.left_children[:] = [one for one in self.left_children if one.position <= position]
         self.position = position
 
     def check_complete(self, known: int) -> None:

@@ -11,28 +11,33 @@ import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
+from uuid import UUID
 
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge, shown
-from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, UNDOS_MAX
+from contracts.identifiers import child_id
+from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, STARTS_MAX, UNDOS_MAX
 from orchestrator.core import attributes
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_VERDICTS, Ask
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
+from orchestrator.core.children import id_of
 from orchestrator.core.driver import Driver, making_undo
 from orchestrator.core.errors import (
     ENDINGS,
+    Cancelled,
     Continue,
     Halt,
     InputInvalid,
+    LimitExceeded,
     NonDeterminism,
     UsageError,
     error_in,
     reason_of,
 )
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, SentAgain, TakenBack
+from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, LeftChild, SentAgain, TakenBack
 from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
@@ -48,8 +53,8 @@ class Machine:
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
     yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
-    `closed_waits` and `sent_again` are what else follows from `new`. Once it `continues` as new, nothing more is heard:
-    a machine of its own goes on from the last fact.
+    `closed_waits`, `sent_again` and `left_children` are what else follows from `new`. Once it `continues` as new,
+    nothing more is heard: a machine of its own goes on from the last fact. Ids of children are made of `execution`.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -59,15 +64,18 @@ class Machine:
         self,
         program: Program,
         *,
+        execution: str = "",
         facts_max: int = FACTS_MAX,
         payload_max: int = PAYLOAD_BYTES_MAX,
     ) -> None:
         self.program = program
+        self.execution = execution
         self.started: dict[str, Json] = {}
         self.began = BEGINNING
         self.segments: Segments | None = None  # of its trace, for who makes messages of what it asks
         self.journal = Journal(facts_max=facts_max, payload_max=payload_max, on_death=self._bury)
         self.continues = False
+        self.started_now = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -75,7 +83,7 @@ class Machine:
         self.agenda = Agenda()
         self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.branches = Branches()
-        self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing)
+        self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing, self._child_id)
         self._seed = b""
         self._patches: dict[str, bool] = {}
         self.attributes: dict[str, Json] = {}
@@ -122,6 +130,10 @@ class Machine:
     @property
     def sent_again(self) -> list[SentAgain]:
         return self.journal.sent_again
+
+    @property
+    def left_children(self) -> list[LeftChild]:
+        return self.journal.left_children
 
     @property
     def held(self) -> Held | None:
@@ -371,7 +383,7 @@ class Machine:
         journal.position = fact.position
         if fact.kind not in BYSTANDERS:
             journal.at = fact.at
-        self.branches.resumes = 0
+        self.branches.resumes = self.started_now = 0
         try:
             getattr(self, "on_" + fact.kind)(fact)
             self._driver.drive()
@@ -439,6 +451,7 @@ class Machine:
         self._seed = str(fact.data.get("seed", "")).encode()
         self.attributes = fact.data.get("attributes", {})
         self.agenda.deadline = moment(fact.data.get("deadline"))
+        self._driver.depth = int(fact.data.get("depth", 0))
         self.branches.begin(self.program(self, fact.data.get("input")))
 
     def on_continued(self, fact: Fact) -> None:
@@ -481,7 +494,9 @@ class Machine:
                 agenda.hold(Held("unknown-outcome", ask.path, reason_of(fact.data)))
             return
         self._driver.close(ask, fact)
-        if ask.kind == "fork":
+        if ask.stopped is not None:
+            self.branches.resume(branch, error=Cancelled(ask.stopped))
+        elif ask.kind == "fork":
             self.branches.resume(branch, error=UsageError(error_in(fact.data).get("detail")))
         elif outcome == "done":
             value = self._event_of(fact) if "of" in fact.data else fact.data.get("value")
@@ -637,6 +652,21 @@ class Machine:
             attributes.check_room(after)
         self._note(path, "publish", "publish", published)
         self.attributes = after
+
+    def start(self, name: str, args: dict[str, Json]) -> str:
+        """Write down that another execution is begun; its id. Raises UsageError for what cannot be stored."""
+        self.started_now += 1
+        if self.started_now > STARTS_MAX:
+            raise self.branches.stop(
+                LimitExceeded(f"starts_max: {STARTS_MAX} executions are started at one input")
+            )
+        path = self.branches.place(name)
+        identity = id_of(self.execution, self.epoch, path, flow=args["flow"], key=args["key"])
+        fact = self._note(path, "start", name, args | {"execution": str(identity)})
+        return fact.data["args"]["execution"]
+
+    def _child_id(self, path: str) -> UUID:
+        return child_id(self.execution, self.epoch, path)
 
     def continue_as_new(self, input: Json) -> NoReturn:  # noqa: A002  # an execution's input, everywhere
         """The program ends here, and begins again with `input`. Raises UsageError where it may not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.branch import Branch
@@ -11,6 +11,10 @@ from orchestrator.core.errors import LimitExceeded, error_in
 from orchestrator.core.fact import Fact
 
 Json = Any
+
+
+NOTHING_LEFT: Final = frozenset({"refused", "child_failed"})
+"""Outcomes after which nothing of a step is left to undo: it was not done, or it has undone itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Undoing:
         entry = ask.entry
         if entry is None:
             return
-        if outcome == "refused":
+        if outcome in NOTHING_LEFT or (outcome == "done" and ask.is_child and ask.undo is None):
             self._drop(entry)
             return
         entry.rank = fact.position
@@ -107,7 +111,7 @@ class Undoing:
     def late(self, fact: Fact) -> Entry | None:
         """An answer for what is over: it settles, and the first one makes the unknown known.
 
-        Returns the entry that a late refusal shows to need no undo, unless its undo is under way.
+        Returns the entry that a late refusal, or a child's end, shows to need no undo, unless its undo is under way.
         """
         entry = self.unsettled.get(fact.path)
         if entry is None:
@@ -121,7 +125,8 @@ class Undoing:
         if outcome == "done":
             entry.known = True
             entry.action = fact.data.get("undo", entry.action)
-        return entry if outcome == "refused" else None
+        needless = outcome in NOTHING_LEFT or (outcome == "done" and entry.undo is None)
+        return entry if needless else None
 
     def waits(self, entry: Entry) -> bool:
         """Whether `entry` may still have to be undone."""

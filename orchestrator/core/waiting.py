@@ -85,6 +85,11 @@ def ended(found: Open, fact: Fact) -> None:
 
 
 def withdrawn(found: Open, fact: Fact) -> None:
+    """A child that is told to end is waited for all the same."""
+    for i, one in enumerate(found.asks):
+        if one.path == fact.path and one.kind == "child" and one.args:
+            found.asks[i] = replace(one, withdrawn=True, due=None)
+            return
     ask = drop(found.asks, fact.path)
     idle = ask is not None and ask.do == "call" and ask.next_at is not None
     if ask is not None and ask.has_undo and not idle:

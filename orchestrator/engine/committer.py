@@ -117,14 +117,17 @@ class Committer:
 
     def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
         """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""
-        leaves = False
+        leaves = spreads = False
         for turn, answer in batch:
             ours = turn.execution in matched
             leaves = leaves or (ours and bool(turn.messages or turn.events))
+            spreads = spreads or (ours and bool(turn.family))
             if not answer.done():
                 answer.set_result(ours)
         if leaves:
             self._hint("outbox")
+        if spreads:
+            self._hint("execution")
         if any(matched.values()):
             self._wake()
 

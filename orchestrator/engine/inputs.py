@@ -76,7 +76,7 @@ class Inputs:
             elif fires and due is not None:
                 found = machine.open.get(due[1])
                 self.guard = self.guard or (
-                    found is not None and (found[1].is_message or found[1].is_decision)
+                    found is not None and (found[1].is_message or found[1].is_decision or found[1].is_child)
                 )
                 machine.fire(now)
             else:
@@ -157,6 +157,8 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
             tell_order(machine, mail, data, now)
     elif mail.kind == "event":
         tell_event(machine, mail, now)
+    elif mail.kind == "child":
+        tell_child(machine, mail, data, now)
     elif mail.kind in ("reply", "result"):
         who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
         if mail.epoch == machine.epoch:
@@ -209,6 +211,25 @@ def tell_decision(machine: Machine, mail: Mail, data: dict[str, Json], now: date
     value = {"choice": choice if fits else storable(str(choice))[:SHOWN_CHARACTERS_MAX], **words}
     where = path if mail.epoch == machine.epoch else f"epoch:{mail.epoch}/{path}"
     machine.tell("ended" if fits else "late", where, {"outcome": "done", "value": value}, now, actor=by)
+
+
+def tell_child(machine: Machine, mail: Mail, data: dict[str, Json], now: datetime) -> None:
+    """How a child ended, or that it was not begun. An error that is too large to be kept is told without its data, and
+    a result that makes the undo too large as `failed`.
+    """
+    kind, path = "ended", mail.path or ""
+    if mail.epoch != machine.epoch:
+        kind, path = "late", f"epoch:{mail.epoch}/{path}"
+    actor = f"child:{data.get('execution')}"
+    fact = {name: data[name] for name in ("outcome", "value", "error") if name in data}
+    try:
+        machine.tell(kind, path, fact, now, actor=actor)
+    except (NotEncodable, TooLarge) as error:
+        if fact.get("outcome") == "done":
+            fact = Outcome("failed", code=error.code, detail=storable(str(error))).as_json()
+        else:
+            fact["error"] = {name: fact["error"].get(name) for name in ("status", "code", "detail")}
+        machine.tell(kind, path, fact, now, actor=actor)
 
 
 def order_words(data: dict[str, Json]) -> tuple[str, dict[str, Json]]:

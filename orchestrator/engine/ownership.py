@@ -19,6 +19,7 @@ from orchestrator.core.segments import Segments, anchor_of
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import BadTurn, Committer, LeaseLost
+from orchestrator.engine.families import begins
 from orchestrator.engine.inputs import Inputs, acted_in, deaths_at_end, noted_in, stopped_by
 from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
@@ -179,7 +180,7 @@ class Ownership:
             bad = next((fact for fact in journal if fact.kind == UNREADABLE), None)
             if bad is not None:
                 raise Unreadable(f"the journal cannot be read at position {bad.position}: {bad.data['why']}")
-            self._at = Machine(self._flow.program)
+            self._at = Machine(self._flow.program, execution=self.claim.execution)
             self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
             self._machine.position = self._position
             stopped = stopped_by(journal)
@@ -247,7 +248,10 @@ class Ownership:
             and not any(ask.needs_commit for ask in runnable)
             and not self._machine.taken_back
             and not self._machine.sent_again
-            and not any(fact.kind == "asked" and asks_for_message(fact) for fact in self._machine.new)
+            and not any(
+                (fact.kind == "asked" and asks_for_message(fact)) or begins(fact)
+                for fact in self._machine.new
+            )
         )
 
     def _feed(self) -> None:
@@ -391,6 +395,7 @@ class Ownership:
         machine.taken_back.clear()
         machine.closed_waits.clear()
         machine.sent_again.clear()
+        machine.left_children.clear()
         if turn.facts or turn.mail or turn.release:
             if not await self._engine.committer.submit(turn):
                 return None
@@ -479,9 +484,10 @@ def bases_of(machine: Machine, facts: Sequence[Fact]) -> dict[int, str]:
 
 
 def trigger_of(loaded: Loaded | None) -> str:
-    """What started an execution that nobody has owned before: somebody who wanted it, or an event."""
+    """What started an execution that nobody has owned before: somebody who wanted it, an event, or its parent."""
     journal = loaded.journal if loaded is not None else None
-    return "event" if journal and "event" in journal[0].data else "start"
+    said = journal[0].data if journal else {}
+    return "event" if "event" in said else "parent" if "parent" in said else "start"
 
 
 def waited(at: datetime, loaded: Loaded, machine: Machine | None) -> float | None:

@@ -13,6 +13,7 @@ from orchestrator.core.journal import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
+from orchestrator.engine.families import family_of
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of
 from orchestrator.store.commits import ClosedWait, NewAttribute, NewEvent, NewMessage, NewWait, Turn
@@ -54,6 +55,8 @@ def turn_of(
     if machine.sent_again:
         again = [one for one in machine.sent_again if one.position <= position + len(facts)]
         asked = sorted([*asked, *map(asked_again, again)], key=lambda fact: fact.position)
+    left = [one for one in machine.left_children if one.position <= position + len(facts)]
+    family = family_of(claim, machine, facts, left, bases)
     leaves = any(asks_for_message(fact) for fact in asked)
     noted = [fact for fact in facts if fact.kind == "noted"]
     emits = any(is_emitted(fact) for fact in noted)
@@ -73,7 +76,7 @@ def turn_of(
         release=release or status in RESTING,
         due=clock.now() if machine.runnable() or machine.continues else due[0] if due is not None else None,
         guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
-        asks=bool(asked),
+        asks=bool(asked or family.children),
         events=events_of(noted, identity_of(claim, machine), wire, bases) if emits else [],
         attributes=published_by(noted) if noted else [],
         messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
@@ -84,6 +87,7 @@ def turn_of(
         ],
         waits=new_waits(machine, position=position, last=position + len(facts)) if asked else [],
         closed_waits=closed,
+        family=family,
     )
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from orchestrator.core.fact import Fact
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
+from orchestrator.store.families import TAKEN_BACK, Family, Sender, follow, lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class ClosedWait:
     was_open: bool
 
 
+NO_FAMILY: Final = Family()
+
+
 @dataclass(slots=True)
 class Turn:
     """What one execution wants to commit, and what must still be true of its row for that.
@@ -72,7 +76,7 @@ class Turn:
     `guard`, the number of the last mail that the worker has loaded, it commits only if no other mail has come;
     with `asks`, only if no further order has. `epoch` is that of its facts, `next_epoch` the one that begins with its
     last fact. A turn that closes a wait that was open needs its guard, and one
-    that ends its execution closes all of its waits.
+    that ends its execution closes all of its waits. `family` is what it does in other executions.
     """
 
     tenant: int
@@ -97,6 +101,7 @@ class Turn:
     closed_waits: list[ClosedWait] = field(default_factory=list)
     began: datetime | None = None
     next_epoch: int | None = None
+    family: Family = NO_FAMILY
 
 
 EventKey = tuple[int, str, str]
@@ -220,7 +225,7 @@ async def commit(
     Together they lock at most KEYS_MAX event keys, or one of them alone does. Returns the executions whose row
     matched owner, fence, position and guards, each with whether it wants to move again at once. Nothing at all was
     written for the others. With `traced`, it marks the turns as to be exported. `now` is for tests. The function
-    `waypost.commit_turns` says how.
+    `waypost.commit_turns` says how. Turns that do something in other executions make it three statements.
     """
     parameters = columns(turns) | {"me": me, "now": now}
     if traced:
@@ -231,9 +236,29 @@ async def commit(
         parameters |= columns_of_events(turns)
     if publishes:
         parameters |= columns_of_attributes(turns)
+    if any(turn.family for turn in turns):
+        return await commit_family(conn, turns, STATEMENTS[traced, emits, publishes], parameters)
     cursor = await conn.execute(STATEMENTS[traced, emits, publishes], parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)
+
+
+async def commit_family(
+    conn: Connection, turns: Sequence[Turn], statement: LiteralString, parameters: dict[str, object]
+) -> dict[str, bool]:
+    """`statement` with what `turns` do in other executions: those are locked with their own rows, and messages are
+    taken back last. Mail that they get of it makes them due.
+    """
+    families = [(Sender(t.tenant, t.execution, t.epoch, t.fence), t.family) for t in turns if t.family]
+    kin = {(sender.tenant, one.to) for sender, family in families for one in family.mail}
+    rows = sorted(kin | {(turn.tenant, turn.execution) for turn in turns})
+    async with conn.transaction():
+        await lock(conn, parameters, rows)
+        none = dict.fromkeys(TAKEN_BACK, arrays.plain([]))
+        cursor = await conn.execute(statement, parameters | none, prepare=True)
+        matched: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
+        await follow(conn, parameters, families)
+    return dict.fromkeys((execution for execution, _ in matched), True)
 
 
 def columns(turns: Sequence[Turn]) -> dict[str, object]:

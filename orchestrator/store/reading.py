@@ -40,6 +40,9 @@ class ExecutionRow:
     finished_at: datetime | None
     deadline_at: datetime | None
     attributes: dict[str, Json] = field(default_factory=dict[str, Json])
+    parent: str | None = None
+    parent_path: str | None = None
+    root: str | None = None
 
 
 COLUMNS: Final[LiteralString] = """
@@ -50,7 +53,8 @@ COLUMNS: Final[LiteralString] = """
                 else 'waiting' end as state,
            e.status, e.undoing, e.epoch, e.position, e.wake_at, e.owner::text, e.fence,
            e.mail_received - e.mail_read as mail_unread, e.created_at, e.started_at, e.finished_at,
-           e.deadline_at, waypost.attributes_of(e.tenant_id, e.execution_id) as attributes
+           e.deadline_at, waypost.attributes_of(e.tenant_id, e.execution_id) as attributes,
+           e.parent::text, e.parent_path, e.root::text
       from waypost.execution e
 """
 
@@ -73,6 +77,7 @@ OF_THESE: Final[LiteralString] = """
      where e.tenant_id = %(tenant)s
        and (%(flow)s::text is null or e.definition = %(flow)s::text)
        and (%(key)s::text is null or e.business_key = %(key)s::text)
+       and (%(parent)s::uuid is null or e.parent = %(parent)s::uuid)
 """
 
 NEWEST: Final[LiteralString] = """
@@ -96,9 +101,10 @@ async def newest(
     key: str | None,
     limit: int,
     where: Sequence[Condition] = (),
+    parent: str | None = None,
 ) -> list[ExecutionRow]:
-    """The newest executions first, of these states (or stored statuses), this flow and this business key, whose
-    attributes are as all of `where` say.
+    """The newest executions first, of these states (or stored statuses), this flow, this business key and this parent,
+    whose attributes are as all of `where` say.
     """
     such, parameters = clauses(where)
     asked = {
@@ -106,6 +112,7 @@ async def newest(
         "states": list(states) if states else None,
         "flow": flow,
         "key": key,
+        "parent": parent,
         "limit": limit,
     }
     async with conn.cursor(row_factory=class_row(ExecutionRow)) as cursor:

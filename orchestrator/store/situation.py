@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, LiteralString
 
 from psycopg.rows import class_row
 
+from contracts.limits import CHILDREN_MAX
 from orchestrator.store import reading
 from orchestrator.store.database import Connection
+from orchestrator.store.kin import ChildRow, children
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.tries import WorkerRow
 
@@ -45,6 +47,7 @@ class Situation:
     endpoints: list[EndpointRow]
     worker: WorkerRow | None
     around: Around
+    children: list[ChildRow] = field(default_factory=list[ChildRow])
 
 
 SNAPSHOT: Final[LiteralString] = """
@@ -66,6 +69,7 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
             endpoints=await endpoints(conn, execution_id, tenant=tenant),
             worker=await owner(conn, row.owner),
             around=await around(conn, execution_id, tenant=tenant),
+            children=await children(conn, execution_id, tenant=tenant, limit=CHILDREN_MAX),
         )
 
 

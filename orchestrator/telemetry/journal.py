@@ -5,6 +5,7 @@
     │ └ wait {command}       from its asking to its end: done, refused, failed, unknown
     ├ attempt {step}         one try of a local step; a worker's death ends it, and another one begins
     ├ compensate {step}      an undo: the wait for a command's end, or one try of a local one
+    ├ child {flow}           from its asking to its end; what the child did is under it
     ├ timer {name} · wait {type of event} · approval {subject} · hold {code} · operator {order}
     └ end {flow}
 
@@ -144,11 +145,16 @@ class Reader:
     # ---- facts -----------------------------------------------------------------------------------------------------
 
     def on_started(self, fact: Fact) -> None:
-        """The anchor of all else. What an event started is in the event's trace, linked to where it was taken in."""
-        event = fact.data.get("event")
-        said: dict[str, Json] = event if isinstance(event, dict) else {}  # pyright: ignore[reportUnknownVariableType]  # JSON
-        caller, anchor = trace.parse(str(said.get("traceparent"))), at(self._segments.base)
+        """The anchor of all else. What an event started is in the event's trace, linked to where it was taken in. A
+        child is under the wait of its parent; what was only started is linked to where that was.
+        """
+        said, parent, starter = (object_in(fact, name) for name in ("event", "parent", "starter"))
+        caller = trace.parse(str(parent.get("span") or said.get("traceparent")))
+        anchor = at(self._segments.base)
         links = [Link(event_anchor(said, sender=str(said.get("sender"))), "event")] if said else []
+        begun = trace.parse(str(starter.get("span")))
+        if begun is not None:
+            links.append(Link(begun, "starter"))
         self._tell(
             Span(
                 name=f"start {self._subject.flow}",
@@ -158,7 +164,7 @@ class Reader:
                 ended=fact.at,
                 attributes={
                     **self._subject.attributes,
-                    "waypost.start.trigger": "event" if said else "start",
+                    "waypost.start.trigger": "event" if said else "parent" if parent else "start",
                 },
                 links=tuple(links),
             ),
@@ -194,6 +200,9 @@ class Reader:
         self._ended(fact, str(fact.data.get("outcome")))
 
     def on_withdrawn(self, fact: Fact) -> None:
+        """A child that is told to end is waited for all the same."""
+        if fact.data.get("kind") == "child" and self._pending[fact.path].args:
+            return
         self._ended(fact, "withdrawn")
 
     def on_late(self, fact: Fact) -> None:
@@ -441,6 +450,8 @@ def wait_name(pending: Pending) -> str:
         return f"compensate {name_at(step)}"
     if kind == "timer":
         return f"timer {name_at(path)}"
+    if kind == "child":
+        return f"child {pending.args.get('flow')}"
     if kind == "decision":
         return f"approval {pending.args.get('subject')}"
     return f"wait {pending.args.get('name') or pending.args.get('type') or name_at(path)}"
@@ -451,6 +462,12 @@ def code_in(fact: Fact) -> str:
     return str(
         error_in(fact.data).get("code") or fact.data.get("outcome") or fact.data.get("kind") or fact.kind
     )
+
+
+def object_in(fact: Fact, name: str) -> dict[str, Json]:
+    """The object that `fact` has under `name`; empty when it has none."""
+    found = fact.data.get(name)
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]  # JSON
 
 
 def replace_path(fact: Fact, path: str) -> Fact:

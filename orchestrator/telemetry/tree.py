@@ -27,6 +27,10 @@ class Traced:
     now: datetime
     lost: dict[str, list[int]]
 
+    def with_child(self, child: Traced) -> Traced:
+        """This one, and that of one of its children."""
+        return Traced([*self.spans, *child.spans], max(self.now, child.now), self.lost | child.lost)
+
     @property
     def began(self) -> datetime:
         return min((span.began for span in self.spans), default=self.now)
