@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from datetime import datetime
 
+from orchestrator.core.status import Status
 from orchestrator.core.waiting import OpenAsk, open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
 from orchestrator.store.kin import ChildRow
@@ -86,14 +87,12 @@ def with_child(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     else:
         told = f"It has been waiting since {when(ask.asked_at, now)} for {who}{deadline(ask, now)}."
         code = Code.AWAITING_CHILD
-    return Explanation(
-        code,
-        told,
-        since=ask.asked_at,
-        until=ask.due,
-        path=ask.path,
-        do=(f"`waypost why {child.execution_id}`",),
-    )
+    return Explanation(code, told, since=ask.asked_at, until=ask.due, path=ask.path, do=needs(child))
+
+
+def needs(child: ChildRow) -> tuple[str, ...]:
+    """What a person can do about a child that waits for one."""
+    return (f"`waypost why {child.execution_id}`",) if child.state == Status.HELD else ()
 
 
 def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
@@ -181,8 +180,7 @@ def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             f"It {'is undoing, and waits' if it.row.undoing else 'waits'} to know what became of {subject(ask)}, whose "
             f"time is over: it told execution {child.execution_id}, which is {child.state}, to end."
         )
-        do = (f"`waypost why {child.execution_id}`",)
-        return Explanation(Code.ENDING_CHILD, told, since=ask.due, path=ask.path, do=do)
+        return Explanation(Code.ENDING_CHILD, told, since=ask.due, path=ask.path, do=needs(child))
     message = message_at(it, ask.path)
     if message.state != "stopping" or message.lease_until is None:
         raise unknown(it, f"message {message.state} for what settles at {ask.path!r}")

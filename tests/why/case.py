@@ -7,12 +7,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from orchestrator.store.kin import ChildRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.situation import Around, EndpointRow, Situation
 from orchestrator.store.tries import WorkerRow
 
 NOW: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
 ID: Final = "0193f000-0000-7000-8000-000000000001"
+CHILD: Final = "0193f000-0000-8000-8000-00000000000c"
 WORKER: Final = "0193f000-0000-7000-8000-00000000000a"
 
 Said = tuple[str, str, dict[str, Any]]
@@ -52,6 +54,16 @@ def reminds(seconds: float) -> Said:
     return ("asked", "spend/first.1/remind", asked)
 
 
+def asked_child(*, due: float | None = None) -> Said:
+    until = {} if due is None else {"due": at(due).isoformat()}
+    args: dict[str, Any] = {"flow": "deliver", "data": {}, "key": None, "execution": CHILD}
+    return ("asked", "deliver", {"kind": "child", "name": "deliver", "args": args} | until)
+
+
+def child(state: str) -> ChildRow:
+    return ChildRow(CHILD, "deliver", "1", None, "deliver", state)
+
+
 def asked_step(kind: str = "step", path: str = "pack") -> Said:
     return ("asked", path, {"kind": kind, "name": "pack", "args": {"do": "step", "name": "shop:pack"}})
 
@@ -85,6 +97,7 @@ def case(
     stuck: str | None = None,
     undoing: bool = False,
     deadline: float | None = None,
+    children: list[ChildRow] | None = None,
 ) -> Situation:
     """An execution that said `said` half a minute ago, after it was started."""
     facts: list[Said] = [("started", "", {"input": {}}), *said]
@@ -105,4 +118,5 @@ def case(
         endpoints=[ENDPOINT] if endpoints is None else endpoints,
         worker=worker,
         around=Around(NOW, holders, stuck),
+        children=children or [],
     )  # fmt: skip

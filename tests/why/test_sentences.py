@@ -22,12 +22,14 @@ from tests.why.case import (
     TRIED,
     Said,
     asked_call,
+    asked_child,
     asked_event,
     asked_person,
     asked_step,
     at,
     attempted,
     case,
+    child,
     reminds,
 )
 
@@ -35,6 +37,12 @@ CALL: Final = asked_call()
 TIMED_OUT: Final[Any] = (
     "ended",
     "charge",
+    {"outcome": "unknown", "error": {"code": "timeout", "settling": True}},
+)
+LEFT: Final[Said] = ("withdrawn", "deliver", {"kind": "child", "name": "deliver"})
+OVERDUE: Final[Said] = (
+    "ended",
+    "deliver",
     {"outcome": "unknown", "error": {"code": "timeout", "settling": True}},
 )
 UNDO: Final = asked_call(kind="undo", path="charge/undo")
@@ -79,6 +87,12 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("awaiting-event", case(asked_event(key="", due=300))),
     ("awaiting-decision", case(asked_person(due=90_000), reminds(600), wake=600)),
     ("awaiting-decision", case(asked_person(), wake=None)),
+    ("awaiting-child", case(asked_child(), children=[child("waiting")], wake=None)),
+    ("awaiting-child", case(asked_child(due=90), children=[child("held")], wake=90)),
+    ("ending-child", case(asked_child(due=90), LEFT, children=[child("waiting")], wake=None)),
+    ("ending-child", case(
+        asked_child(due=-9), OVERDUE, children=[child("running")], undoing=True, wake=None,
+    )),
     ("step-retry", case(asked_step(), attempted(2, 45))),
     ("step-retry", case(asked_step("undo", "pack/undo"), attempted(2, 45, "pack/undo"), undoing=True)),
     ("step-retry", case(CALL, attempted(1, 45, "charge"), messages=[replace(TRIED, state="delivered", replied=True)])),

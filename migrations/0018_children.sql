@@ -1,6 +1,6 @@
--- compatible: yes
+-- compatible: no
 --
--- Flows that run other flows.
+-- Flows that run other flows. A worker of before would end a child without a word to its parent.
 --
 -- A CHILD is an execution that another one, its parent, waits for: `parent` and `parent_path` say who asked and where,
 -- `root` is the first of the family. It is created in the commit of the fact that asks for it, and the commit that ends
