@@ -112,7 +112,7 @@ async def stand(server: Server) -> AsyncGenerator[Stand]:
                 "WAYPOST_HEALTH_ADDR": "127.0.0.1:0",
             }
             with processes(Path(folder), environment) as parts:
-                yield Stand(server, world, sender.secret, parts, start(parts))
+                yield Stand(server, world, sender.shared, parts, start(parts))
 
 
 async def post(

@@ -56,6 +56,8 @@ EXTENSION_NAME_CHARACTERS_MAX: Final = 64  # the specification asks for 20 and a
 # Signatures (Standard Webhooks)
 SECRET_BYTES_MIN: Final = 24  # the specification: 24 to 64
 SECRET_BYTES_MAX: Final = 64
+FOREIGN_SECRET_BYTES_MIN: Final = 16  # of a Standard Webhooks secret that a sender has from elsewhere
+SHARED_SECRET_BYTES_MAX: Final = 256  # of a secret, or a token, that another scheme has
 SECRETS_MAX: Final = 10  # live secrets of one owner; each costs an HMAC for each message
 SIGNATURES_MAX: Final = 5  # candidates that are tried of one header
 TIMESTAMP_TOLERANCE_SECONDS: Final = 300  # to either side

@@ -6,21 +6,33 @@ its secret or not at all.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import secrets as chance
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
 import psycopg
 
-from contracts.errors import Conflict, ContractViolation, NotFound, VaultError, WaypostError, shown
-from contracts.limits import NAME_BYTES_MAX
-from contracts.signature import Secret
+from contracts import strict_json
+from contracts.errors import (
+    Conflict,
+    ContractViolation,
+    LimitExceeded,
+    NotFound,
+    VaultError,
+    WaypostError,
+    shown,
+)
+from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX
+from contracts.signature import PublicKey, Secret
 from contracts.vault import NONCE_BYTES, Vault, secret_context
 from orchestrator.store import registry as store
-from orchestrator.store.registry import NewEndpoint, OwnerKind, SealedSecret
+from orchestrator.store.registry import NewEndpoint, NewSender, OwnerKind, SealedSecret
+from receiver.authenticity import Key, parse_secret, written
+from receiver.schemes import ISSUED, Policy, policy_of
 from relay.addresses import Network, check_url
 
 Connection = psycopg.AsyncConnection[Any]
@@ -29,10 +41,13 @@ TENANT: Final = 1
 SECRET_BYTES: Final = 32  # of a new one; Standard Webhooks allows 24 to 64
 KEY_ID_BYTES: Final = 6
 TIMEOUT: Final = timedelta(seconds=15)
+GRACE: Final = timedelta(days=1)
+GRACE_MAX: Final = timedelta(days=7)
 TIMEOUT_MIN: Final = timedelta(milliseconds=1)
 TIMEOUT_MAX: Final = timedelta(minutes=5)
 NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._~-]{{0,{NAME_BYTES_MAX - 1}}}")
 OURS: Final = "waypost"
+STANDARD: Final = "standard-webhooks"
 
 
 class NotRegistered(ContractViolation):
@@ -99,12 +114,21 @@ async def check_key(conn: Connection, vault: Vault) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What was registered. `secret` is nowhere else from here on."""
+    """What was registered. Its secret is nowhere else from here on."""
 
     kind: OwnerKind
     name: str
     key_id: str
-    secret: Secret
+    secret: Key
+    text: str = field(repr=False)
+    """The secret as people write it down."""
+
+    @property
+    def shared(self) -> Secret:
+        """The secret, which both sides have. Raises TypeError for a public key."""
+        if isinstance(self.secret, PublicKey):
+            raise TypeError("expected a secret, found a public key")
+        return self.secret
 
 
 async def add_endpoint(
@@ -154,37 +178,110 @@ async def add_sender(
     vault: Vault,
     *,
     name: str,
-    secret: Secret | None = None,
+    scheme: str = STANDARD,
+    settings: Mapping[str, Any] | None = None,
+    secret: Key | None = None,
     binary_mode: bool = False,
     replace: bool = False,
     tenant: int = TENANT,
 ) -> Registered:
-    """Register who may post to us, and what it signs with (a new secret by default).
+    """Register who may post to us, how it proves itself, and what it signs with (a new secret by default).
 
-    With `binary_mode` it may send events whose attributes are in headers, which the signature does not cover.
-    With `replace` a name that is taken keeps nothing but what is said here. Raises NotRegistered, NameTaken,
-    WrongKey.
+    `settings` are laid over the preset that `scheme` names. With `binary_mode` it may send events whose attributes are
+    in headers, which the signature does not cover. With `replace` a name that is taken keeps nothing but what is said
+    here. Raises NotRegistered, SettingsInvalid, NameTaken, WrongKey.
     """
+    policy = policy_of(scheme, settings or {})
     problems = name_problems(name)
     if name == OURS:
         problems.append(f"expected another name than {OURS}, which is ourselves")
+    if secret is None and scheme in ISSUED:
+        problems.append(
+            f"secret: expected the one that {scheme} shows where the webhook is set up, found none"
+        )
     if problems:
         raise NotRegistered(f"sender {shown(name)}", problems)
     if not replace:
         await check_key(conn, vault)
+    new = NewSender(name, binary_mode, scheme, strict_json.encode(dict(settings or {}), what="settings"))
     async with conn.transaction():
-        if not await store.add_sender(conn, name, binary_mode=binary_mode, tenant=tenant):
+        if not await store.add_sender(conn, new, tenant=tenant):
             if not replace:
                 raise NameTaken("sender", name)
-            await store.replace_sender(conn, name, binary_mode=binary_mode, tenant=tenant)
+            await store.replace_sender(conn, new, tenant=tenant)
             await store.forget_secrets(conn, "sender", name, tenant=tenant)
-        return await add_secret(conn, vault, kind="sender", name=name, secret=secret, tenant=tenant)
+        return await add_sender_secret(conn, vault, policy, name=name, secret=secret, tenant=tenant)
 
 
-async def set_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int = TENANT) -> None:
-    """Say whether a sender may use the binary content mode; receivers know within seconds. Raises UnknownSender."""
-    if not await store.set_sender(conn, name, binary_mode=binary_mode, tenant=tenant):
-        raise UnknownSender(name)
+async def set_sender(
+    conn: Connection,
+    name: str,
+    *,
+    binary_mode: bool | None = None,
+    settings: Mapping[str, Any] | None = None,
+    state: str | None = None,
+    tenant: int = TENANT,
+) -> None:
+    """Change what is not None; receivers know within seconds. Raises UnknownSender, SettingsInvalid."""
+    async with conn.transaction():
+        said = await store.lock_sender(conn, name, tenant=tenant)
+        if said is None:
+            raise UnknownSender(name)
+        if settings is not None:
+            policy_of(said.scheme, settings)
+        await store.set_sender(
+            conn,
+            name,
+            binary_mode=said.binary_mode if binary_mode is None else binary_mode,
+            settings=strict_json.encode(
+                dict(said.settings if settings is None else settings), what="settings"
+            ),
+            state=state or said.state,
+            tenant=tenant,
+        )
+
+
+async def rotate_sender(
+    conn: Connection,
+    vault: Vault,
+    name: str,
+    *,
+    text: str | None = None,
+    grace: timedelta = GRACE,
+    tenant: int = TENANT,
+) -> Registered:
+    """Give a sender one more secret, and let those that it has end after `grace`; all of them prove it until then.
+
+    `text` is the new one as somebody wrote it down; a new one by default. Those that end already keep their end.
+    Raises UnknownSender, NotRegistered, BadSecret, WrongKey, LimitExceeded.
+    """
+    if not timedelta() <= grace <= GRACE_MAX:
+        raise NotRegistered(f"sender {shown(name)}", ["grace: expected 0s to 168h"])
+    await check_key(conn, vault)
+    async with conn.transaction():
+        said = await store.lock_sender(conn, name, tenant=tenant)
+        if said is None:
+            raise UnknownSender(name)
+        policy = policy_of(said.scheme, said.settings)
+        secret = None if text is None else parse_secret(policy.signature, text)
+        if secret is None and said.scheme in ISSUED:
+            raise NotRegistered(f"sender {shown(name)}", [f"secret: expected one that {said.scheme} issued"])
+        await store.expire_secrets(conn, "sender", name, grace=grace, tenant=tenant)
+        live = await store.count_secrets(conn, "sender", name, tenant=tenant)
+        if live >= SECRETS_MAX:
+            raise LimitExceeded(f"live secrets of sender {shown(name)}", live + 1, SECRETS_MAX)
+        return await add_sender_secret(conn, vault, policy, name=name, secret=secret, tenant=tenant)
+
+
+async def add_sender_secret(
+    conn: Connection, vault: Vault, policy: Policy, *, name: str, secret: Key | None, tenant: int
+) -> Registered:
+    """A secret as the sender's scheme has them; `text` is as its people write it down."""
+    form = policy.signature
+    if secret is None and form.spelling == "text":
+        secret = parse_secret(form, chance.token_urlsafe(SECRET_BYTES))
+    added = await add_secret(conn, vault, kind="sender", name=name, secret=secret, tenant=tenant)
+    return dataclasses.replace(added, text=written(form, added.secret))
 
 
 async def add_secret(
@@ -193,7 +290,7 @@ async def add_secret(
     *,
     kind: OwnerKind,
     name: str,
-    secret: Secret | None = None,
+    secret: Key | None = None,
     tenant: int = TENANT,
 ) -> Registered:
     """Give an endpoint or a sender one more secret, beside those it has."""
@@ -201,9 +298,18 @@ async def add_secret(
     key_id = chance.token_hex(KEY_ID_BYTES)
     nonce = chance.token_bytes(NONCE_BYTES)
     owner = secret_context(tenant=tenant, owner_kind=kind, owner_name=name, key_id=key_id)
-    sealed = SealedSecret(kind, name, key_id, nonce, vault.seal(secret.key, nonce=nonce, associated=owner))
+    sealed = SealedSecret(
+        kind,
+        name,
+        key_id,
+        nonce,
+        vault.seal(
+            secret.raw if isinstance(secret, PublicKey) else secret.key, nonce=nonce, associated=owner
+        ),
+        "ed25519" if isinstance(secret, PublicKey) else "hmac",
+    )
     await store.add_secret(conn, sealed, tenant=tenant)
-    return Registered(kind, name, key_id, secret)
+    return Registered(kind, name, key_id, secret, secret.text)
 
 
 def name_problems(name: str) -> list[str]:

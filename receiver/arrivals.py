@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,12 +18,13 @@ from receiver.senders import Sender
 class Arrival:
     """An event whose sender has proved itself.
 
-    `body` is the event in structured JSON, as it is kept. `causation` is the message that this may be the reply
-    to, when it names one as we name ours. `asked_at` is when its request came, in monotonic seconds.
+    `webhook_id` is what was signed as the name of the request; None when nothing was. `body` is the event in structured
+    JSON, as it is kept. `causation` is the message that this may be the reply to, when it names one as we name ours.
+    `asked_at` is when its request came, in monotonic seconds.
     """
 
     sender: Sender
-    webhook_id: str
+    webhook_id: str | None
     envelope: Envelope
     body: bytes
     causation: UUID | None
@@ -30,7 +32,7 @@ class Arrival:
 
     @classmethod
     def of(
-        cls, sender: Sender, webhook_id: str, envelope: Envelope, body: bytes, *, asked_at: float = 0.0
+        cls, sender: Sender, webhook_id: str | None, envelope: Envelope, body: bytes, *, asked_at: float = 0.0
     ) -> Arrival:
         causation = as_uuid(envelope.extensions.get(CAUSATION))
         return cls(sender, webhook_id, envelope, body, causation, asked_at)
@@ -42,9 +44,11 @@ def mail_of(arrival: Arrival) -> MailItem:
     What names a message, and is named like a reply, is one; whether it fits the message is looked at when it is
     stored. What names a message that we never sent is kept as one that matches nothing.
 
-    Raises NotAllowed for a source that is ours, MalformedEvent for a reply whose data is none.
+    Raises NotAllowed for a source that is ours, or not its sender's; MalformedEvent for a reply whose data is none.
     """
     envelope = arrival.envelope
+    if (sources := arrival.sender.policy.sources) and not may_use(sources, envelope.source):
+        raise NotAllowed("the sender may not use the source of the event")
     said = said_by(envelope, None)
     return MailItem(
         tenant=arrival.sender.tenant_id,
@@ -63,6 +67,11 @@ def mail_of(arrival: Arrival) -> MailItem:
         traceparent=trace.written(envelope.extensions.get("traceparent")),
         asked_at=arrival.asked_at,
     )
+
+
+def may_use(sources: Iterable[str], source: str) -> bool:
+    """Whether `source` is one of `sources`, of which those with a star at their end stand for all that begin so."""
+    return any(source.startswith(it[:-1]) if it.endswith("*") else source == it for it in sources)
 
 
 def answered(envelope: Envelope, said: Said) -> str:

@@ -1,6 +1,6 @@
 """The listener: what comes from the network is refused as early and as cheaply as it can be.
 
-    connection and header limits → method, path → headers → body, bounded in size and time → sender →
+    connection and header limits → method, path → sender → headers → body, bounded in size and time →
     signature over the raw bytes → timestamp → strict decoding → inbox, in one transaction with whoever it
     wakes → 202
 
@@ -18,19 +18,20 @@ from typing import Any, Final
 from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
-from contracts import signature
 from contracts.errors import BadSignature, WaypostError, shown
 from contracts.observer import Observer, Silent
-from contracts.signature import Secret
 from contracts.vault import Vault
 from receiver.acceptance import accepted
+from receiver.answers import consent
 from receiver.arrivals import Arrival
+from receiver.authenticity import Proof
 from receiver.inbox import Posted
 from receiver.intake import Intake, is_away
 from receiver.listener import listen
+from receiver.rates import Rates, TooMany
 from receiver.requests import (
-    Proof,
     Refusal,
+    answer_to_challenge,
     check_headers,
     event_in,
     expect_nothing,
@@ -39,14 +40,15 @@ from receiver.requests import (
     read,
     refusal_of,
     route,
+    signed_name,
     unavailable,
+    unpacked,
 )
-from receiver.senders import Sender, Senders
+from receiver.senders import NOBODY, Sender, Senders
 from receiver.settings import ReceiverSettings
 
 PATIENCE: Final = 60
 """Seconds after which a sender that is switched off may ask again."""
-DECOY: Final = Secret(b"compared for senders that do not exist, so that they take as long")
 
 
 class Receiver:
@@ -74,6 +76,7 @@ class Receiver:
             pool, vault=vault, settings=self.settings, observer=self.observer, clock=time.monotonic
         )
         self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint, traced=traced)
+        self.rates = Rates(time.monotonic)
         self.at_work = 0
         self.idle = asyncio.Event()
         self.draining = False
@@ -124,9 +127,11 @@ class Receiver:
             return self._refuse(request, unavailable("draining" if self.draining else "concurrency"))
         self.at_work += 1
         try:
-            return accepted(await self._receive(request))
+            return await self._answer(request)
         except Refusal as refusal:
             return self._refuse(request, refusal)
+        except TooMany as many:
+            return self._refuse(request, Refusal(429, "rate", {"Retry-After": str(many.seconds)}))
         except WaypostError as error:
             return self._refuse(request, refusal_of(error), error)
         except Exception as error:  # noqa: BLE001  # an answer is owed; the observer hears the error
@@ -137,15 +142,31 @@ class Receiver:
             if not self.at_work:
                 self.idle.set()
 
-    async def _receive(self, request: web.BaseRequest) -> Posted:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         asked_at = time.monotonic()
         name = route(request)
-        proof = check_headers(request)
-        body = await read(request, self.settings)
-        sender = await self._authenticate(name, proof, body)
-        envelope, kept = event_in(request, body, binary_mode=sender.binary_mode)
-        arrival = Arrival.of(sender, proof.message_id, envelope, kept, asked_at=asked_at)
+        sender = await self.senders.get(name)
+        if request.method == "OPTIONS":
+            return self._consent(request, sender)
+        body, proof = await self._authentic(request, sender)
+        assert sender is not None, "a request of nobody is not authentic"
+        with self.rates.taking(sender):
+            return await self._take(request, sender, proof, body, asked_at)
+
+    async def _take(
+        self, request: web.BaseRequest, sender: Sender, proof: Proof, body: bytes, asked_at: float
+    ) -> web.StreamResponse:
+        """Take what is authentic."""
+        if sender.policy.challenge is not None and (said := answer_to_challenge(request, body, sender)):
+            self.observer.saw("sender.challenged", sender=sender.name)
+            return said
+        envelope, kept = event_in(request, body, sender)
+        arrival = Arrival.of(sender, signed_name(sender, proof, body), envelope, kept, asked_at=asked_at)
+        return accepted(await self._store(arrival))
+
+    async def _store(self, arrival: Arrival) -> Posted:
         posted = await self.intake.take(arrival)
+        sender = arrival.sender
         if posted.outcome == "stored":
             self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)
         else:
@@ -154,31 +175,37 @@ class Receiver:
             raise Refusal(409, "conflict")
         return posted
 
-    async def _authenticate(self, name: tuple[str, str], proof: Proof, body: bytes) -> Sender:
-        """The sender that made `body`. The same work is done for one that does not exist."""
-        sender = await self.senders.get(name)
+    async def _authentic(self, request: web.BaseRequest, sender: Sender | None) -> tuple[bytes, Proof]:
+        """The body, decoded, and the proof that `sender` made it now. One that is not there costs the same work."""
+        stands = NOBODY if sender is None else sender
+        if stands.unreadable and not stands.secrets:
+            raise unavailable("sender-unreadable")
+        proof = check_headers(request, stands)
+        body = await read(request, self.settings)
         refused: BadSignature | None = None
         try:
-            signature.verify(
-                (sender.secrets if sender else ()) or (DECOY,),
-                message_id=proof.message_id,
-                timestamp=proof.timestamp,
-                signature=proof.signature,
-                body=body,
-                now=int(self.clock()),
-                tolerance=self.settings.tolerance_seconds,
+            stands.verifier.verify(
+                proof, body, now=int(self.clock()), tolerance=self.settings.tolerance_seconds
             )
         except BadSignature as error:
             refused = error
         if sender is None:
             raise Refusal(404, "unknown-sender")
-        if not sender.secrets and sender.unreadable:
-            raise unavailable("secrets-unreadable")
         if refused is not None or not sender.secrets:
             raise refused or BadSignature("mismatch")
         if sender.state != "enabled":
             raise Refusal(410, "retired") if sender.state == "retired" else unavailable("disabled", PATIENCE)
-        return sender
+        return unpacked(request, body, self.settings), proof
+
+    def _consent(self, request: web.BaseRequest, sender: Sender | None) -> web.Response:
+        """The answer to whoever asks whether it may post."""
+        origin = request.headers.get("webhook-request-origin", "")
+        rate = request.headers.get("webhook-request-rate")
+        given = None if sender is None else consent(sender.policy, origin, rate)
+        if given is None:
+            raise Refusal(405, "no-consent", {"Allow": "POST"})
+        self.observer.saw("sender.consented", sender="" if sender is None else sender.name)
+        return given
 
     def _refuse(
         self, request: web.BaseRequest, refusal: Refusal, error: Exception | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -26,23 +28,21 @@ from contracts.envelope import (
 )
 from contracts.errors import BadSignature, MalformedEvent, Unavailable, WaypostError
 from contracts.limits import RETRY_AFTER_SECONDS
+from receiver.answers import challenged
+from receiver.authenticity import Proof
+from receiver.mapping import challenge_in, content_of, event_from
+from receiver.senders import Sender
 from receiver.settings import ReceiverSettings
 
 FORMATS: Final = "application/cloudevents"
 """How the media types of events begin: single ones, batches, and those of formats other than JSON."""
 
+GZIP: Final = 16 + zlib.MAX_WBITS
+"""What zlib calls gzip."""
+
 PATHS_KEPT_MAX: Final = 512  # in memory; senders post to the same one again and again
 
 FAULTS_TOLD_MAX: Final = 3  # of an event, with what was expected; the others are named only
-
-SINGLE_HEADERS: Final = (
-    "webhook-id",
-    "webhook-timestamp",
-    "webhook-signature",
-    "content-type",
-    "content-encoding",
-    "content-length",
-)
 
 
 class Refusal(Exception):
@@ -70,7 +70,7 @@ def route(request: web.BaseRequest) -> tuple[str, str]:
     names = names_in(path)
     if names is None:
         raise Refusal(404, "route")
-    if request.method != "POST":
+    if request.method not in {"POST", "OPTIONS"}:
         raise Refusal(405, "method", {"Allow": "POST"})
     return names
 
@@ -84,37 +84,23 @@ def names_in(path: str) -> tuple[str, str] | None:
     return unquote(parts[2]), unquote(parts[3])
 
 
-class Proof(NamedTuple):
-    """The three headers that say who made a body, and when."""
-
-    message_id: str
-    timestamp: str
-    signature: str
-
-
-def check_headers(request: web.BaseRequest) -> Proof:
+def check_headers(request: web.BaseRequest, sender: Sender) -> Proof:
     """Refuse what can be refused before a byte of the body is read.
 
-    aiohttp takes a header that comes twice, and gives the first; here it is an ambiguity. An encoded body is
-    none that was signed, and could be a bomb.
+    aiohttp takes a header that comes twice, and gives the first; here it is an ambiguity. An encoded body could be a
+    bomb, so it is taken only from those whose settings say so.
     """
     headers = request.headers
     if len(set(map(str.lower, headers))) < len(headers) and any(
-        len(headers.getall(name, ())) > 1 for name in SINGLE_HEADERS
+        len(headers.getall(name, ())) > 1 for name in sender.single
     ):
         raise Refusal(400, "duplicate-header")
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity" and not (encoding == "gzip" and sender.policy.gzip):
         raise Refusal(415, "content-encoding")
-    if not (is_structured(request) or is_binary(request)):
+    if not (is_structured(request) or is_binary(request) or is_mapped(request, sender)):
         raise Refusal(415, "content-type", detail=f"expected an event as {STRUCTURED}")
-    proof = Proof(
-        headers.get("webhook-id", ""),
-        headers.get("webhook-timestamp", ""),
-        headers.get("webhook-signature", ""),
-    )
-    if not (proof.message_id and proof.timestamp and proof.signature):
-        raise BadSignature("missing")
-    return proof
+    return sender.verifier.proof(headers)
 
 
 def is_structured(request: web.BaseRequest) -> bool:
@@ -130,15 +116,62 @@ def is_binary(request: web.BaseRequest) -> bool:
     return any(name in headers for name in REQUIRED)
 
 
-def event_in(request: web.BaseRequest, body: bytes, *, binary_mode: bool) -> tuple[Envelope, bytes]:
+def is_mapped(request: web.BaseRequest, sender: Sender) -> bool:
+    """Whether it may be a webhook that is no event, and is made one by its sender's rules."""
+    kind = media_type(request.headers.get("content-type", ""))
+    return sender.policy.event is not None and not kind.startswith(FORMATS)
+
+
+def signed_name(sender: Sender, proof: Proof, body: bytes) -> str | None:
+    """What was signed as the name of a request: its id, or else all of its body; None when neither names one.
+
+    Ids have no dot, so no body is named like one.
+    """
+    if sender.policy.signature.signs_id:
+        return proof.message_id
+    return f"sha256.{hashlib.sha256(body).hexdigest()}" if sender.policy.once else None
+
+
+def unpacked(request: web.BaseRequest, body: bytes, settings: ReceiverSettings) -> bytes:
+    """The authentic body as it was before it was compressed, at most `body_bytes_max` of it. Raises Refusal."""
+    if request.headers.get("content-encoding", "identity").lower() == "identity":
+        return body
+    stream = zlib.decompressobj(GZIP)
+    try:
+        plain = stream.decompress(body, settings.body_bytes_max + 1)
+    except zlib.error:
+        raise Refusal(400, "content-encoding") from None
+    if len(plain) > settings.body_bytes_max:
+        raise Refusal(413, "body-size")
+    if not stream.eof or stream.unused_data:
+        raise Refusal(400, "content-encoding")
+    return plain
+
+
+def answer_to_challenge(request: web.BaseRequest, body: bytes, sender: Sender) -> web.Response | None:
+    """The answer to an authentic request that only asks whether we are there; None when it is another."""
+    policy = sender.policy
+    if policy.challenge is None or policy.event is None:
+        return None
+    content = content_of(policy.event, request.headers.get("content-type", ""), body)
+    text = challenge_in(policy.challenge, request.headers, content)
+    return None if text is None else challenged(text)
+
+
+def event_in(request: web.BaseRequest, body: bytes, sender: Sender) -> tuple[Envelope, bytes]:
     """The event of a request, and what is kept of it: structured JSON.
 
-    Of one in binary mode that is all of its attributes, and the bytes that were signed as `data_base64`.
-    Raises Refusal when the mode is not the sender's, MalformedEvent, MalformedJson.
+    Of one in binary mode, and of a webhook that is none, that is all of its attributes, and the bytes that were signed
+    as `data_base64`. Raises Refusal when the mode is not the sender's, MalformedEvent, MalformedJson.
     """
     if is_structured(request):
         return decode_structured(body), body
-    if not binary_mode:
+    if sender.policy.event is not None and not (sender.binary_mode and is_binary(request)):
+        kind = request.headers.get("content-type", "")
+        content = content_of(sender.policy.event, kind, body)
+        envelope = event_from(sender.policy.event, request.headers, content, kind)
+        return envelope, encode_structured(replace(envelope, data=body or ABSENT))
+    if not sender.binary_mode:
         raise Refusal(
             415,
             "binary-mode",

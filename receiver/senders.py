@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, LiteralString
 
 import psycopg
@@ -13,8 +13,10 @@ from psycopg_pool import AsyncConnectionPool
 from contracts.errors import BadSecret, VaultError
 from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX, SENDERS_KEPT_MAX
 from contracts.observer import Observer
-from contracts.signature import Secret
+from contracts.signature import PublicKey, Secret
 from contracts.vault import Vault, secret_context
+from receiver.authenticity import Key, Verifier
+from receiver.schemes import Policy, SettingsInvalid, policy_of
 from receiver.settings import ReceiverSettings
 
 CONNECTION_SECONDS: Final = 2.0
@@ -26,29 +28,49 @@ Name = tuple[str, str]
 """Of a tenant and of a sender of that tenant, as the URL has them."""
 
 
+STANDARD: Final = policy_of("standard-webhooks", {})
+
+SINGLE_HEADERS: Final = ("content-type", "content-encoding", "content-length")
+"""Headers that say one thing, whoever sends them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who may post. `unreadable`: some secret of it could not be opened, which is our fault.
+    """Somebody who may post. `unreadable`: some secret of it, or its settings, could not be read, which is our fault.
 
-    `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover.
+    `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover. `single` are
+    the headers that it may send once only.
     """
 
     tenant_id: int
     name: str
     state: Literal["enabled", "disabled", "retired"]
-    secrets: tuple[Secret, ...]
+    secrets: tuple[Key, ...]
     unreadable: bool = False
     binary_mode: bool = False
+    policy: Policy = STANDARD
+    verifier: Verifier = field(init=False, compare=False, repr=False)
+    single: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        policy = self.policy
+        mapped = policy.event.headers() if policy.event else ()
+        object.__setattr__(self, "verifier", Verifier(policy.signature, self.secrets))
+        object.__setattr__(self, "single", (*SINGLE_HEADERS, *policy.signature.headers(), *mapped))
+
+
+NOBODY: Final = Sender(0, "", "retired", (), policy=policy_of("svix", {}))
+"""Who stands for a sender that does not exist. It has no secrets, so it proves nothing."""
 
 
 SENDER: Final[LiteralString] = """
-    select s.tenant_id, s.state, s.binary_mode, k.key_id, k.nonce, k.ciphertext
+    select s.tenant_id, s.state, s.binary_mode, s.scheme, s.settings, k.key_id, k.algorithm, k.nonce, k.ciphertext
       from waypost.tenant t
       join waypost.sender s using (tenant_id)
       left join waypost.secret k on k.tenant_id = s.tenant_id and k.owner_kind = 'sender' and k.owner_name =
       s.name
                                 and (k.expires_at is null or k.expires_at > now())
-     where t.name = %(tenant)s and s.name = %(sender)s and s.scheme = 'standard-webhooks'
+     where t.name = %(tenant)s and s.name = %(sender)s
      order by k.created_at desc, k.key_id
      limit %(secrets_max)s
 """
@@ -61,17 +83,23 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
     rows = await (await conn.execute(SENDER, parameters)).fetchall()
     if not rows:
         return None
-    tenant_id, state, binary_mode = rows[0][:3]
-    secrets: list[Secret] = []
+    tenant_id, state, binary_mode, scheme, settings = rows[0][:5]
+    try:
+        policy = policy_of(scheme, settings)
+    except SettingsInvalid as error:
+        observer.saw("sender.unreadable", sender=sender, error=error)
+        return Sender(tenant_id, sender, state, (), unreadable=True)
+    secrets: list[Key] = []
     unreadable = False
-    for key_id, nonce, ciphertext in (row[3:] for row in rows if row[3] is not None):
+    for key_id, algorithm, nonce, ciphertext in (row[5:] for row in rows if row[5] is not None):
         owner = secret_context(tenant=tenant_id, owner_kind="sender", owner_name=sender, key_id=key_id)
         try:
-            secrets.append(Secret.of(vault.open(ciphertext, nonce=nonce, associated=owner), bytes_min=1))
+            key = vault.open(ciphertext, nonce=nonce, associated=owner)
+            secrets.append(PublicKey(key) if algorithm == "ed25519" else Secret(key))
         except (VaultError, BadSecret) as error:
             unreadable = True
             observer.saw("secret.unreadable", error=error)
-    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode)
+    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode, policy)
 
 
 class Senders:

@@ -11,8 +11,11 @@ from uuid import UUID
 from contracts.errors import shown
 from orchestrator.core.status import Status
 from orchestrator.settings import span
+from receiver.schemes import PRESETS
 
 BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"
+
+SETTINGS: Final = "what is particular to it, as JSON or @FILE: see docs/receiving.md"
 
 VERSION: Final = "0.1.0"
 """That of pyproject.toml, which is not there where the packages are only copied."""
@@ -129,13 +132,35 @@ def add_registry(command: Command) -> None:
     add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
     add.add_argument("name", metavar="NAME")
     add.add_argument("--binary", action="store_true", help=BINARY)
+    add.add_argument(
+        "--scheme",
+        choices=[*PRESETS],
+        default="standard-webhooks",
+        help="how it proves itself (default: standard-webhooks)",
+    )
+    add.add_argument("--settings", metavar="JSON", help=SETTINGS)
     add_secret_options(add)
     change = sender.add_parser("set", help="change what one may do")
     change.add_argument("name", metavar="NAME")
-    either = change.add_mutually_exclusive_group(required=True)
-    either.add_argument("--binary", action="store_true", help=BINARY)
+    either = change.add_mutually_exclusive_group()
+    either.add_argument("--binary", action="store_true", default=None, help=BINARY)
     either.add_argument("--no-binary", action="store_false", dest="binary", help="it may do so no more")
+    change.add_argument("--settings", metavar="JSON", help=f"{SETTINGS}; those that it had are gone")
+    change.add_argument(
+        "--state",
+        choices=("enabled", "disabled", "retired"),
+        help="disabled: it is told to come later; retired: it is told to stop",
+    )
     add_output(change)
+    rotate = sender.add_parser("rotate", help="give one a new secret; prints it, which is shown only now")
+    rotate.add_argument("name", metavar="NAME")
+    rotate.add_argument(
+        "--grace", type=duration, default="24h", help="the old ones prove it for so long (default: 24h)"
+    )
+    rotate.add_argument(
+        "--secret-file", metavar="FILE", help="use the secret in FILE (- is stdin), instead of a new one"
+    )
+    add_output(rotate)
     add_output(sender.add_parser("list", help="who may post to us now"), "table")
     subscription = command("subscription", "Who gets published events.").add_subparsers(
         dest="verb", required=True, metavar="VERB"

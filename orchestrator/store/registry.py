@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
 
@@ -30,6 +31,7 @@ class SealedSecret:
     key_id: str
     nonce: bytes
     ciphertext: bytes
+    algorithm: Literal["hmac", "ed25519"] = "hmac"
 
 
 ADD_ENDPOINT: Final[LiteralString] = """
@@ -84,45 +86,123 @@ async def replace_endpoint(conn: Connection, endpoint: NewEndpoint, *, tenant: i
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NewSender:
+    """`settings` is JSON text: what is laid over the scheme's preset."""
+
+    name: str
+    binary_mode: bool
+    scheme: str
+    settings: str
+
+
 ADD_SENDER: Final[LiteralString] = """
-    insert into waypost.sender (tenant_id, name, binary_mode)
-    values (%(tenant)s::int, %(name)s::text, %(binary_mode)s::boolean)
+    insert into waypost.sender (tenant_id, name, binary_mode, scheme, settings)
+    values (%(tenant)s::int, %(name)s::text, %(binary_mode)s::boolean, %(scheme)s::text, %(settings)s::jsonb)
         on conflict (tenant_id, name) do nothing
 """
 
 
-async def add_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> bool:
+async def add_sender(conn: Connection, sender: NewSender, *, tenant: int) -> bool:
     """Whether it was added; false when the name is taken."""
-    cursor = await conn.execute(ADD_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
-    return cursor.rowcount == 1
-
-
-SET_SENDER: Final[LiteralString] = """
-    update waypost.sender
-       set binary_mode = %(binary_mode)s::boolean
-     where tenant_id = %(tenant)s::int
-       and name = %(name)s::text
-"""
-
-
-async def set_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> bool:
-    """Whether there is a sender of that name."""
-    cursor = await conn.execute(SET_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
-    return cursor.rowcount == 1
+    return (await conn.execute(ADD_SENDER, {"tenant": tenant, **asdict(sender)})).rowcount == 1
 
 
 REPLACE_SENDER: Final[LiteralString] = """
     update waypost.sender
        set state = 'enabled',
-           binary_mode = %(binary_mode)s::boolean
+           binary_mode = %(binary_mode)s::boolean,
+           scheme = %(scheme)s::text,
+           settings = %(settings)s::jsonb
      where tenant_id = %(tenant)s::int
        and name = %(name)s::text
 """
 
 
-async def replace_sender(conn: Connection, name: str, *, binary_mode: bool, tenant: int) -> None:
+async def replace_sender(conn: Connection, sender: NewSender, *, tenant: int) -> None:
     """As if it were new: enabled."""
-    await conn.execute(REPLACE_SENDER, {"tenant": tenant, "name": name, "binary_mode": binary_mode})
+    await conn.execute(REPLACE_SENDER, {"tenant": tenant, **asdict(sender)})
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a sender's row says about how it posts."""
+
+    scheme: str
+    settings: Mapping[str, Any]
+    binary_mode: bool
+    state: str
+
+
+LOCK_SENDER: Final[LiteralString] = """
+    select scheme, settings, binary_mode, state
+      from waypost.sender
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+       for update
+"""
+
+
+async def lock_sender(conn: Connection, name: str, *, tenant: int) -> Said | None:
+    """What is said about a sender, until the transaction ends; None when nobody has that name."""
+    row = await (await conn.execute(LOCK_SENDER, {"tenant": tenant, "name": name})).fetchone()
+    return None if row is None else Said(*row)
+
+
+SET_SENDER: Final[LiteralString] = """
+    update waypost.sender
+       set binary_mode = %(binary_mode)s::boolean,
+           settings = %(settings)s::jsonb,
+           state = %(state)s::text
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def set_sender(
+    conn: Connection, name: str, *, binary_mode: bool, settings: str, state: str, tenant: int
+) -> None:
+    await conn.execute(
+        SET_SENDER,
+        {"tenant": tenant, "name": name, "binary_mode": binary_mode, "settings": settings, "state": state},
+    )
+
+
+EXPIRE_SECRETS: Final[LiteralString] = """
+    update waypost.secret
+       set expires_at = now() + %(grace)s::interval
+     where tenant_id = %(tenant)s::int
+       and owner_kind = %(owner_kind)s::text
+       and owner_name = %(owner_name)s::text
+       and expires_at is null
+"""
+
+
+async def expire_secrets(
+    conn: Connection, kind: OwnerKind, name: str, *, grace: timedelta, tenant: int
+) -> None:
+    """Let all that have no end of their own end after `grace`; those that end already keep their end."""
+    await conn.execute(
+        EXPIRE_SECRETS, {"tenant": tenant, "owner_kind": kind, "owner_name": name, "grace": grace}
+    )
+
+
+COUNT_SECRETS: Final[LiteralString] = """
+    select count(*)
+      from waypost.secret
+     where tenant_id = %(tenant)s::int
+       and owner_kind = %(owner_kind)s::text
+       and owner_name = %(owner_name)s::text
+       and (expires_at is null or expires_at > now())
+"""
+
+
+async def count_secrets(conn: Connection, kind: OwnerKind, name: str, *, tenant: int) -> int:
+    """How many of an owner are in use now."""
+    parameters = {"tenant": tenant, "owner_kind": kind, "owner_name": name}
+    row = await (await conn.execute(COUNT_SECRETS, parameters)).fetchone()
+    assert row is not None, "a count has a row"
+    return row[0]
 
 
 FORGET_SECRETS: Final[LiteralString] = """
@@ -138,9 +218,9 @@ async def forget_secrets(conn: Connection, kind: OwnerKind, name: str, *, tenant
 
 
 SEAL: Final[LiteralString] = """
-    insert into waypost.secret (tenant_id, owner_kind, owner_name, key_id, nonce, ciphertext)
+    insert into waypost.secret (tenant_id, owner_kind, owner_name, key_id, nonce, ciphertext, algorithm)
     values (%(tenant)s::int, %(owner_kind)s::text, %(owner_name)s::text, %(key_id)s::text, %(nonce)s::bytea,
-            %(ciphertext)s::bytea)
+            %(ciphertext)s::bytea, %(algorithm)s::text)
 """
 
 
@@ -155,6 +235,7 @@ async def add_secret(conn: Connection, secret: SealedSecret, *, tenant: int) -> 
             "key_id": secret.key_id,
             "nonce": secret.nonce,
             "ciphertext": secret.ciphertext,
+            "algorithm": secret.algorithm,
         },
     )
 
@@ -203,14 +284,16 @@ class SenderRow:
     """A sender as it stands. `secrets` counts those that prove it now."""
 
     name: str
+    scheme: str
     state: str
     binary_mode: bool
+    settings: Mapping[str, Any]
     secrets: int
     created_at: datetime
 
 
 READ_SENDERS: Final[LiteralString] = """
-    select d.name, d.state, d.binary_mode,
+    select d.name, d.scheme, d.state, d.binary_mode, d.settings,
            (select count(*)
               from waypost.secret s
              where s.tenant_id = d.tenant_id

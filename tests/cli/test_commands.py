@@ -334,7 +334,7 @@ def test_a_sender_uses_binary_mode_only_where_that_was_said(run: Run) -> None:
     [_, *lines] = run("sender", "list").out.splitlines()
     rows = run("sender", "list", "-o", "json").json
 
-    assert [line.split()[3:-1] for line in lines] == [["structured"], ["structured,", "binary"]]
+    assert [line.split()[4:-1] for line in lines] == [["structured"], ["structured,", "binary"]]
     assert [row["binary_mode"] for row in rows] == [False, True]
 
 
@@ -350,6 +350,41 @@ def test_what_a_sender_may_do_is_changed_and_said(run: Run) -> None:
     assert "sender bank may send events in these content modes: structured, binary." in one_line(on)
     assert off.json == {"kind": "sender", "name": "bank", "binary_mode": False}
     assert run("sender", "list", "-o", "json").json[0]["binary_mode"] is False
+
+
+def test_a_provider_s_sender_keeps_its_secret_as_it_is_written_and_gets_another(
+    run: Run, tmp_path: Path
+) -> None:
+    issued = tmp_path / "secret"
+    issued.write_text("whsec_of_stripe")
+
+    none = run("sender", "add", "stripe", "--scheme", "stripe")
+    given = run("sender", "add", "stripe", "--scheme", "stripe", "--secret-file", str(issued))
+    ours = run("sender", "add", "github", "--scheme", "github")
+    rotated = run("sender", "rotate", "github", "--grace", "2h")
+    long = run("sender", "rotate", "github", "--grace", "169h")
+
+    assert (none.code, "expected the one that stripe shows" in one_line(none)) == (2, True)
+    assert given.out == "whsec_of_stripe\n"
+    assert len({ours.out, rotated.out}) == 2
+    assert (long.code, "grace: expected 0s to 168h" in one_line(long)) == (2, True)
+    assert [(row["scheme"], row["secrets"]) for row in run("sender", "list", "-o", "json").json] == [
+        ("github", 2),
+        ("stripe", 1),
+    ]
+
+
+def test_settings_of_a_sender_are_understood_or_refused(run: Run) -> None:
+    wrong = run("sender", "add", "acme", "--scheme", "hmac", "--settings", '{"signature": {"digest": "md5"}}')
+    no_object = run("sender", "add", "acme", "--scheme", "hmac", "--settings", "[]")
+    run("sender", "add", "acme", "--scheme", "hmac", "--settings", '{"sources": ["/acme"]}')
+    changed = run("sender", "set", "acme", "--settings", '{"gzip": true}', "--state", "disabled")
+    nothing = run("sender", "set", "acme")
+
+    [row] = run("sender", "list", "-o", "json").json
+    assert (wrong.code, "signature.digest" in one_line(wrong)) == (2, True)
+    assert (no_object.code, nothing.code, changed.code) == (2, 2, 0)
+    assert (row["settings"], row["state"], row["scheme"]) == ({"gzip": True}, "disabled", "hmac")
 
 
 def test_replacing_a_sender_takes_binary_mode_away_unless_it_is_said_again(run: Run) -> None:

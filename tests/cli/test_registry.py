@@ -35,7 +35,7 @@ async def test_the_relay_can_sign_with_the_secret_of_a_new_endpoint(conn: Connec
         vault=VAULT, allow=(), keep=timedelta(seconds=1), clock=lambda: 0.0, observer=Silent()
     )
     found = await endpoints.look_up(conn, [(1, "payments")])
-    assert found == {(1, "payments"): Endpoint("https://pay.example/waypost", (added.secret,))}
+    assert found == {(1, "payments"): Endpoint("https://pay.example/waypost", (added.shared,))}
 
 
 async def test_the_receiver_can_verify_with_the_secret_of_a_new_sender(conn: Connection) -> None:
@@ -55,8 +55,8 @@ async def test_each_new_secret_is_another_and_none_is_stored_readable(conn: Conn
         "select string_agg(encode(ciphertext, 'hex') || key_id, '') from waypost.secret"
     )
     [[stored]] = await cursor.fetchall()
-    assert first.secret.key.hex() not in stored
-    assert second.secret.key.hex() not in stored
+    assert first.shared.key.hex() not in stored
+    assert second.shared.key.hex() not in stored
 
 
 async def test_a_given_secret_is_used(conn: Connection) -> None:
