@@ -18,7 +18,7 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 NAMES: Final = (
     *("start", "turn", "create", "send", "process", "POST", "wait", "attempt", "compensate", "timer"),
-    *("approval", "hold", "operator", "late", "segment", "end"),
+    *("approval", "child", "hold", "operator", "late", "segment", "continue", "end"),
 )
 """What the name of a span begins with; docs/telemetry.md explains each."""
 

@@ -7,7 +7,17 @@ from typing import Any, Final, LiteralString
 import psycopg
 from pydantic import BaseModel
 
-from orchestrator import Context, OutcomeUnknown, Retry, StepRefused, hours, local, seconds, workflow
+from orchestrator import (
+    Context,
+    OutcomeUnknown,
+    Retry,
+    StepRefused,
+    TimedOut,
+    hours,
+    local,
+    seconds,
+    workflow,
+)
 from orchestrator.engine.pulse import attempt
 from tests.crash.contracts import Announced, Carrier, Charge, Collected, Lost, Reserve, Ship, Shipped, Tell
 from tests.crash.witness import act
@@ -97,6 +107,30 @@ async def booked(ctx: Context, order: Order) -> list[int]:
     await ctx.call(Reserve(order=order.id, jammed=False))
     after = await ctx.transaction(book, order.id, name="after")
     return [before, after]
+
+
+@workflow(name="packed", version="1")
+async def packed(ctx: Context, order: Order) -> str:
+    """A child that does something and returns."""
+    reserve = Reserve(order=order.id, jammed=order.jammed)
+    return (await ctx.call(reserve, undo=reserve.release)).reservation
+
+
+@workflow(name="idle", version="1")
+async def idle(ctx: Context, order: Order) -> None:
+    """A child that waits for what never comes."""
+    await ctx.event(Lost, key=order.id)
+
+
+@workflow(name="family", version="1")
+async def family(ctx: Context, order: Order) -> str:
+    """A child that ends, then one that is told to."""
+    reservation = await ctx.child(packed, order)
+    try:
+        await ctx.within(NAP, ctx.child(idle, order))
+    except TimedOut:
+        return reservation
+    return "found"
 
 
 BOOK: Final[LiteralString] = "insert into ledger (item) values (%s)"

@@ -23,7 +23,7 @@ orders that were given again and found nothing to do.
 CANCELLING: Final = "cancel_asked "
 """How the fact begins that keeps an order to cancel."""
 
-OF_A_RUN: Final = frozenset({"due", "inbox_id", "of", "seed", "traceparent", "undoes_at"})
+OF_A_RUN: Final = frozenset({"due", "execution", "inbox_id", "of", "seed", "traceparent", "undoes_at"})
 """Members of facts that are times, positions and identities."""
 
 

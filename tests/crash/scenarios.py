@@ -56,8 +56,10 @@ PICKUP: Final = Scenario("pickup", flow="pickup", announced=True)
 """An event starts it."""
 BOOKED: Final = Scenario("booked", flow="booked")
 """Its application writes a table of its own in the commits of the journal."""
+FAMILY: Final = Scenario("family", flow="family")
+"""It has children: one ends, and one is told to."""
 
-SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED)
+SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED, FAMILY)
 
 
 @dataclass(frozen=True, slots=True)

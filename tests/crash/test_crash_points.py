@@ -13,7 +13,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.crash import statements
 from tests.crash.points import FOUND, SERVICES_OWN, Point
-from tests.crash.scenarios import PICKUP, REFUSED, SCENARIOS, Place
+from tests.crash.scenarios import FAMILY, PICKUP, REFUSED, SCENARIOS, Place
 from tests.crash.stand import stands
 from tests.crash.survey import COMMIT, DEATHS, Survey, crash, survey
 from tests.evidence import Evidence
@@ -88,6 +88,15 @@ TELLING: Final = (
 """Those at which an engine that is careless loses something, or does it twice."""
 
 
+COMMIT_OF_A_FAMILY: Final = f"orchestrator.store.families.LOCK+{COMMIT}+orchestrator.store.families.AFTER"
+OF_A_FAMILY: Final = (
+    Point("worker", "commit", COMMIT_OF_A_FAMILY, "asked packed", "lost"),
+    Point("worker", "commit", COMMIT_OF_A_FAMILY, "ended reserve", "before"),
+    Point("worker", "commit", COMMIT_OF_A_FAMILY, "ended within.1/limit", "lost"),
+    Point("worker", "commit", COMMIT_OF_A_FAMILY, "cancel_asked", "before"),
+)
+
+
 async def test_every_commit_send_and_answer_of_ours_is_a_crash_point(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -122,6 +131,17 @@ async def test_every_commit_for_a_collector_is_a_crash_point(cluster: Cluster, t
     points = [place.point for place in traced(found)]
     passed = {name: whens(points, name) for name in TRACED}
     assert passed == {name: {"before", "after", "lost"} for name in TRACED}
+
+
+async def test_a_death_at_a_commit_of_a_family_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Of those that begin a child, tell it to end, or tell its parent that it has."""
+    async with stands(cluster, tmp_path, FEW_STANDS) as some:
+        found = await survey(some, [FAMILY], deaths=())
+        places = [place for place in found.places if place.point in OF_A_FAMILY]
+        wrong = await crash(some, places, found.outcomes)
+
+    assert {place.point for place in places} == {*OF_A_FAMILY}
+    assert not wrong, "\n".join(wrong)
 
 
 async def test_at_the_most_telling_points_a_death_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -22,13 +22,15 @@ from orchestrator import (
     seconds,
     workflow,
 )
+from orchestrator.cli.operations import described
 from orchestrator.client import Client, ExecutionView
 from orchestrator.explanation import Code
 from orchestrator.flows import Flows
-from orchestrator.store import definitions
+from orchestrator.store import definitions, kin
 from orchestrator.store.database import Connection
 from orchestrator.store.definitions import Definition
 from orchestrator.store.situation import situation
+from orchestrator.telemetry.tree import Traced, in_order, traced
 from tests.engine.conftest import Working
 from tests.engine.test_events import came
 from tests.engine.test_why import until_told
@@ -236,6 +238,43 @@ async def test_a_child_goes_on_in_the_trace_of_its_parent(
     assert theirs is not None
     assert ours.trace_id == theirs.trace_id
     assert ours.span_id != theirs.span_id
+
+
+async def test_the_trace_of_a_flow_has_those_of_its_children_under_its_waits(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working(flows=FAMILY):
+        view = await gone(client, nests, 2)
+
+    found: Traced | None = None
+    for one in (
+        view.row.execution_id,
+        *await kin.descendants(conn, view.row.execution_id, tenant=1, limit=10),
+    ):
+        it = await situation(conn, one, tenant=1)
+        assert it is not None
+        own = traced(it, [], [], gap=None)
+        found = own if found is None else found.with_child(own)
+    assert found is not None
+    assert [(depth, span.name) for depth, span in in_order(found.spans) if "end" not in span.name] == [
+        (0, "start nests"),
+        (1, "child nests"),
+        (2, "start nests"),
+        (3, "child nests"),
+        (4, "start nests"),
+    ]
+
+
+async def test_what_people_are_shown_names_parent_and_children(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working(flows=FAMILY):
+        view = await gone(client, sells, "A")
+        child = await client.show(child_id(view.row.execution_id, 0, "packs"))
+
+    shown = "\n".join(described(view, [], is_served=True))
+    assert f"{child.row.execution_id}  packs  packs@1" in shown
+    assert f"child of {view.row.execution_id} at packs" in "\n".join(described(child, [], is_served=True))
 
 
 async def test_a_failed_child_undoes_itself_and_its_parent_learns_how_it_ended(

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.explorer import of_ends, of_errands, of_mail, of_messages, of_owners, of_triggers, of_waits
+from tests.explorer import (
+    of_ends,
+    of_errands,
+    of_families,
+    of_mail,
+    of_messages,
+    of_owners,
+    of_triggers,
+    of_waits,
+)
 from tests.explorer.races import REGISTERED, Race
 
-MODULES: Final = (of_ends, of_errands, of_mail, of_messages, of_owners, of_triggers, of_waits)
+MODULES: Final = (of_ends, of_errands, of_families, of_mail, of_messages, of_owners, of_triggers, of_waits)
 
 RACES: Final[dict[str, Race]] = REGISTERED
