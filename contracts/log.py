@@ -11,6 +11,7 @@ from uuid import UUID
 
 from contracts.errors import shown
 from contracts.observer import COUNTED
+from contracts.sensitive import without_inputs
 
 FIELD_CHARACTERS_MAX: Final = (
     2000  # of one field; a traceback is cut from its beginning, to keep its last line
@@ -66,5 +67,5 @@ def loggable(value: object) -> object:
 
 
 def told(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error))
+    text = without_inputs("".join(traceback.format_exception(error)))
     return text if len(text) <= FIELD_CHARACTERS_MAX else "…" + text[-FIELD_CHARACTERS_MAX:]

@@ -19,6 +19,8 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar, 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from contracts.sensitive import Places, places_of
+
 R = TypeVar("R")
 Json = Any
 
@@ -48,8 +50,16 @@ class Action(Protocol):
     """Something that can be asked for later, as data: a command, or a local function with its arguments."""
 
     def as_action(self) -> dict[str, Json]:
-        """`{"do": "call", "endpoint", "name", "data"}` or `{"do": "step", "name", "data"}`."""
+        """`{"do": "call", "endpoint", "name", "data"}` or `{"do": "step", "name", "data"}`; with what `marks` says."""
         ...
+
+
+def marks(**places: Places) -> dict[str, Json]:
+    """`{"sensitive": {"data": […], "value": […]}}`, as facts say it beside what is asked: where in it, and in its
+    result, nobody may look. Nothing at all where nothing is sensitive.
+    """
+    found = {what: list(where) for what, where in places.items() if where}
+    return {"sensitive": found} if found else {}
 
 
 NOTHING: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[None, BeforeValidator(lambda _: None)])
@@ -63,7 +73,7 @@ class Command(BaseModel, Generic[R]):
     service may add some. Raises TypeError when a class names an `endpoint` without a `type`, or the reverse.
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     endpoint_: ClassVar[str] = ""
     type_: ClassVar[str] = ""
@@ -102,13 +112,14 @@ class Command(BaseModel, Generic[R]):
             "name": self.type_,
             "data": self.model_dump(mode="json"),
             **({"effect": str(self.effect_)} if self.effect_ is not Effect.KEYED else {}),
+            **marks(data=places_of(type(self)), value=places_of(self.reply_)),
         }
 
 
 class Event(BaseModel):
-    """A fact that somebody published. `key=` names the field by which a flow waits for it."""
+    """A fact that somebody published. `key=` names the field by which a flow waits for it; that is not Sensitive."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     type_: ClassVar[str] = ""
     key_: ClassVar[str | None] = None
@@ -123,6 +134,11 @@ class Event(BaseModel):
         super().__init_subclass__(**config)
         if type:
             cls.type_, cls.key_ = type, key
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if cls.key_ is not None and any(place in ("", f"/{cls.key_}") for place in places_of(cls)):
+            raise TypeError(f"{cls.__name__}: key={cls.key_!r} is Sensitive, and keys are shown and searched")
 
 
 @dataclass(frozen=True, slots=True)

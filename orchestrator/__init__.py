@@ -1,6 +1,7 @@
 """Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
 
 from contracts.messages import Command, Effect, Event, Refused, command
+from contracts.sensitive import Sensitive
 from orchestrator.core.approval import Decision
 from orchestrator.core.bounds import bounded
 from orchestrator.core.children import Handle
@@ -45,6 +46,7 @@ __all__ = [
     "Refused",
     "ReplyInvalid",
     "Retry",
+    "Sensitive",
     "StepError",
     "StepFailed",
     "StepRefused",

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4, uuid5
@@ -23,6 +23,7 @@ from orchestrator import approvals
 from orchestrator.conditions import conditions
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import STOPPING
+from orchestrator.core.redaction import Redaction
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
 from orchestrator.standing import ENDS, Standing, stands
@@ -204,6 +205,7 @@ class Client:
             "seed": os.urandom(8).hex(),
             "key": key,
             "traceparent": traceparent,
+            **({"sensitive": sensitive} if (sensitive := flow.sensitive) else {}),
         }
         return NewExecution(
             tenant=self._tenant,
@@ -227,6 +229,12 @@ class Client:
         messages = await reading.messages(self._conn, execution, tenant=self._tenant)
         children = await kin.children(self._conn, execution, tenant=self._tenant, limit=CHILDREN_SHOWN_MAX)
         return ExecutionView(row, facts, messages, children)
+
+    async def shown(self, execution_id: UUID | str) -> ExecutionView:
+        """As `show`, for people: REDACTED stands for what is Sensitive. Raises UnknownExecution."""
+        view = await self.show(execution_id)
+        by = await reading.redaction(self._conn, view.row.execution_id, view.facts, tenant=self._tenant)
+        return replace(view, facts=reading.shown(view.facts, by))
 
     async def list(
         self,
@@ -351,6 +359,15 @@ class Client:
     async def approvals(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
         """What waits for a person to decide, the longest first."""
         return await asked_for.waiting(self._conn, tenant=self._tenant, flow=flow, limit=limit)
+
+    async def approvals_shown(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
+        """As `approvals`, for people: what is Sensitive in their executions does not stand in their texts either."""
+        rows = await self.approvals(flow=flow, limit=limit)
+        by: dict[str, Redaction] = {}
+        for execution in {row.execution_id for row in rows}:
+            facts = await reading.facts(self._conn, execution, tenant=self._tenant)
+            by[execution] = await reading.redaction(self._conn, execution, facts, tenant=self._tenant)
+        return [asked_for.shown(row, by[row.execution_id].text) for row in rows]
 
     async def decide(
         self, execution_id: UUID | str, subject: str, choice: str, *, by: str, reason: str = ""

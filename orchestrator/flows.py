@@ -67,6 +67,7 @@ class Flows:
                 flow.key,
                 fingerprint(flow.run),
                 flow.deadline,
+                flow.sensitive,
             )
             for flow in self
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
@@ -13,6 +13,7 @@ from contracts.errors import UnknownFlow
 from orchestrator.core.errors import Halt
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
+from orchestrator.core.redaction import Line, Redaction
 from orchestrator.engine.inputs import stopped_by
 from orchestrator.flows import Flow, Flows
 from orchestrator.store import executions, versions
@@ -107,9 +108,16 @@ async def check(
             finding = found(row, flow, journals[row.execution_id], now=now)
             counted[finding.would] += 1
             if finding.would is not Would.GO_ON:
-                said(finding)
+                said(shown(finding, journals[row.execution_id], flow))
         progress(begin + len(page), len(wanted))
     return counted
+
+
+def shown(finding: Finding, journal: Sequence[Fact], flow: Flow | None) -> Finding:
+    """`finding` as people may see it: what is Sensitive in the journal does not stand in its words."""
+    declared = None if flow is None else flow.sensitive
+    text = Redaction([Line(fact.kind, fact.path, fact.data) for fact in journal], declared).text
+    return replace(finding, reason=None if finding.reason is None else text(finding.reason))
 
 
 def held_by(flows: Flows, row: OpenRow) -> Flow | None:

@@ -17,6 +17,7 @@ from uuid import uuid4
 import psycopg
 
 from contracts.observer import Observer, Silent
+from contracts.sensitive import unless_sensitive
 from orchestrator.core.ask import Ask
 from orchestrator.engine import attempt
 from orchestrator.engine.claims import AWAY, Appetite, Claims, backoff
@@ -281,7 +282,7 @@ class Worker:
     # ---- trouble -------------------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
-        self._observer.saw("worker failed", error=f"{type(error).__name__}: {error}")
+        self._observer.saw("worker failed", error=f"{type(error).__name__}: {unless_sensitive(str(error))}")
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from contracts.errors import InputInvalid as InputRefused
 from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX, SPAN_MAX
 from contracts.messages import Event, plain
+from contracts.sensitive import faults_of, is_inside, places_of
 from orchestrator.core.context import Context, Saga
 from orchestrator.core.errors import Continue, InputInvalid, UsageError
 from orchestrator.core.machine import Machine
@@ -43,12 +44,20 @@ class Workflow(Generic[I, O]):
     key: str | None = None
     deadline: timedelta | None = None
 
+    @property
+    def sensitive(self) -> dict[str, list[str]]:
+        """Where its input and output are sensitive, as JSON pointers; without those of which nothing is."""
+        found = {"input": places_of(self.input), "output": places_of(self.output)}
+        return {what: list(places) for what, places in found.items() if places}
+
     async def program(self, machine: Machine, input: Json) -> Json:  # noqa: A002  # an execution's input, everywhere
         """The flow as the machine drives it: one saga around all it does. Raises InputInvalid."""
         try:
             argument = self.input.validate_python(input)
         except ValidationError as error:
-            raise InputInvalid(f"the input does not fit flow {self.name}: {faults(error)[0]}") from None
+            raise InputInvalid(
+                f"the input does not fit flow {self.name}: {faults(error, self.input)[0]}"
+            ) from None
         try:
             async with Saga(machine):
                 result = await self.run(Context(machine), argument)
@@ -70,7 +79,7 @@ class Workflow(Generic[I, O]):
         try:
             return self.input.dump_python(self.input.validate_python(input), mode="json")
         except ValidationError as error:
-            raise InputRefused(self.name, faults(error)) from None
+            raise InputRefused(self.name, faults(error, self.input)) from None
 
 
 def workflow(
@@ -104,7 +113,7 @@ def workflow(
         parameters = list(inspect.signature(fn).parameters)
         if not inspect.iscoroutinefunction(fn) or len(parameters) != 2:
             raise UsageError(f"workflow {name}: expected `async def {fn.__name__}(ctx, input)`")
-        hints = get_type_hints(fn)
+        hints = get_type_hints(fn, include_extras=True)
         takes = hints.get(parameters[1], Any)
         if on is not None and takes is not on:
             raise UsageError(
@@ -154,6 +163,8 @@ def trigger_key(name: str, on: object, key: object) -> str | None:
         raise UsageError(
             f"{where} key= expected a field of {on.__name__} ({', '.join(sorted(fields))}), found {shown(first)}"
         )
+    if any(pointer == place or is_inside(pointer, place) for place in places_of(on)):
+        raise UsageError(f"{where} key= {shown(key)} is Sensitive, and keys are shown and searched")
     if not is_name(pointer, KEY_BYTES_MAX) or BAD_ESCAPE.search(pointer):
         raise UsageError(
             f"{where} key= expected a JSON pointer of at most {KEY_BYTES_MAX} printable bytes, found {shown(key)}"
@@ -173,9 +184,6 @@ def fields_on_the_wire(model: type[BaseModel]) -> set[str]:
     return names
 
 
-def faults(error: ValidationError) -> list[str]:
+def faults(error: ValidationError, model: TypeAdapter[Any]) -> list[str]:
     """Each place that does not fit, what was expected there, and what was found (its kind, never its value)."""
-    return [
-        f"at /{'/'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False)
-    ]
+    return [f"at /{'/'.join(map(str, where))}: {said}" for where, said in faults_of(error, places_of(model))]

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from pydantic import ValidationError
@@ -17,7 +18,9 @@ from contracts import strict_json
 from contracts.envelope import ABSENT, Envelope
 from contracts.errors import MalformedEvent, shown
 from contracts.limits import PROBLEMS_MAX
+from contracts.log import told
 from contracts.messages import Command, Refused
+from contracts.sensitive import REDACTED, Places, faults_of, places_of, scrubbed, values_at
 from receiver import replies
 from receiver.replies import Reply
 
@@ -127,7 +130,9 @@ class Handler:
         try:
             request = self._read(command)
         except ValidationError as error:
-            return not_begun(command, source=source, code="invalid", message=problems(error))
+            return not_begun(
+                command, source=source, code="invalid", message=problems(error, places_of(self.kind))
+            )
         try:
             result = await self._call(request, delivery, threads)
         except Refused as no:
@@ -137,7 +142,11 @@ class Handler:
         try:
             value = self._write(result)
         except (ValidationError, ValueError) as error:
-            message = problems(error) if isinstance(error, ValidationError) else str(error)
+            message = (
+                problems(error, places_of(self.kind.reply_))
+                if isinstance(error, ValidationError)
+                else str(error)
+            )
             return replies.failed(command, source=source, code="reply-invalid", message=message)
         return replies.done(command, source=source, value=value)
 
@@ -162,6 +171,14 @@ class Handler:
         if isinstance(command.data, bytes):
             return self.kind.model_validate_json(command.data)
         return self.kind.model_validate_json(strict_json.encode(command.data, what="data"))
+
+    def told(self, error: Exception, delivery: Delivery) -> Exception | str:
+        """`error` for a log: without the values of this command that are sensitive."""
+        data = delivery.event.data
+        places = places_of(self.kind)
+        if not (places or places_of(self.kind.reply_)):
+            return error
+        return REDACTED if isinstance(data, bytes) else scrubbed(told(error), values_at(data, places))
 
     def _write(self, result: Any) -> Any:
         return self.kind.reply_.dump_python(self.kind.reply_.validate_python(result), mode="json")
@@ -190,13 +207,10 @@ async def unharmed(work: Awaitable[Any]) -> Any:
         raise Raised(repr(error)) from error
 
 
-def problems(error: ValidationError) -> str:
+def problems(error: ValidationError, places: Places) -> str:
     """Where and what, without the values that were found there: they belong to somebody else."""
-    lines = [
-        f"{'/'.join(map(str, it['loc'])) or 'the whole'}: {it['msg']}"
-        for it in error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    ]
-    return shown_lines(lines)
+    found = islice(faults_of(error, places), PROBLEMS_MAX)
+    return shown_lines([f"{'/'.join(map(str, where)) or 'the whole'}: {said}" for where, said in found])
 
 
 def shown_lines(lines: list[str]) -> str:

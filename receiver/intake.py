@@ -201,7 +201,7 @@ class Intake:
             if not inbox.is_bad_data(error):
                 raise
             if len(items) == 1:
-                self.observer.saw("event.unstorable", error=error)
+                self.observer.saw("event.unstorable", error=f"{type(error).__name__} {state_of(error)}")
                 return [Unstorable("the database refuses the data of the event")]
         half = len(items) // 2
         return [*await self._split(conn, items[:half]), *await self._split(conn, items[half:])]
@@ -211,6 +211,11 @@ class Intake:
         self.observer.saw("post.batch", size=len(told), stored=len(stored))
         if any(one.answer != "unmatched" for one in stored):
             self.hint("execution")
+
+
+def state_of(error: BaseException) -> str:
+    """The SQLSTATE, and no word of the database: those may repeat the event."""
+    return str(getattr(error, "sqlstate", None) or "")
 
 
 def failure(error: Exception) -> Exception:

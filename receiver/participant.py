@@ -310,7 +310,7 @@ class Participant:
         except Unavailable:
             return self._answer(503, "not available", **about)
         except Exception as error:  # noqa: BLE001  # a handler may raise anything; the command comes again
-            return self._answer(500, "raised", error=error, **about)
+            return self._answer(500, "raised", error=handler.told(error, delivery), **about)
         if body is None:
             return self._answer(503, "a run goes on", **about)
         if self._posts_to is None:

@@ -24,7 +24,7 @@ def approvals(args: Namespace, settings: Settings) -> int:
 
 async def waiting(args: Namespace, settings: Settings) -> list[ApprovalRow]:
     async with bootstrap.client(settings) as client:
-        return await client.approvals(flow=args.flow, limit=args.limit)
+        return await client.approvals_shown(flow=args.flow, limit=args.limit)
 
 
 def cells(row: ApprovalRow) -> tuple[object, ...]:

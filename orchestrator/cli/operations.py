@@ -64,9 +64,10 @@ async def wait(client: Client, execution: UUID, *, patience: timedelta, shape: s
     """Until it is finished, or held: then it waits for a person, and we do not."""
     began = time.monotonic()
     try:
-        view = await client.wait(execution, seconds=patience.total_seconds())
+        await client.wait(execution, seconds=patience.total_seconds())
+        view = await client.shown(execution)
     except TimeoutError:
-        state = (await client.show(execution)).row.state
+        state = (await client.shown(execution)).row.state
         note(f"waypost: {execution} is still {state} after {time.monotonic() - began:.0f} s")
         return Exit.TIMED_OUT
     if shape == "json":
@@ -106,7 +107,7 @@ def show(args: Namespace, settings: Settings) -> int:
 
 async def look_at(execution: UUID, settings: Settings) -> tuple[ExecutionView, list[TryRow], bool]:
     async with bootstrap.connection(settings) as conn:
-        view = await Client(conn).show(execution)
+        view = await Client(conn).shown(execution)
         tried = await tries(conn, view.row.execution_id, tenant=TENANT)
         return view, tried, await served(conn, view.row.definition, view.row.version)
 

@@ -73,7 +73,7 @@ class Stage:
         assert order.execution is not None, "it was started"
         # Tries first: what a fact says of a message is told after what the relay got for it.
         tried = await tries(self._conn, str(order.execution), tenant=TENANT)
-        view = await self._client.show(order.execution)
+        view = await self._client.shown(order.execution)
         news = [(f"{one.message_id}/{one.attempt}", self._about_try(one)) for one in tried]
         news += [(str(fact.position), self._about_fact(fact)) for fact in view.facts]
         for name, text in news:

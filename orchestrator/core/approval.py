@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from contracts.errors import shown
 from contracts.limits import CHOICES_MAX, DECIDERS_MAX, REMINDERS_MAX, SPAN_MAX
 from contracts.messages import plain
+from contracts.sensitive import redacted, value_places
 from orchestrator.core.ask import Ask, since
 from orchestrator.core.branch import suspend
 from orchestrator.core.errors import UsageError
@@ -53,7 +54,9 @@ class Approval:
         """Raises TimedOut when nobody has decided in time."""
         async with ctx.saga(self.subject):
             said = {"subject": self.subject, "who": list(self.who), "choices": list(self.choices)}
-            request = machine.note("approval", "request", said | {"show": plain(show)}).path
+            request = machine.note(
+                "approval", "request", said | {"show": redacted(plain(show), value_places(show))}
+            ).path
             if self.remind is None:
                 return await self._decided(machine, said, request)
             reminds = self._reminds(machine, self.remind, request)

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from contracts.errors import InputInvalid, shown
 from contracts.identifiers import child_id, keyed_id
 from contracts.limits import CHILD_DEPTH_MAX, CHILDREN_MAX, KEY_BYTES_MAX
-from contracts.messages import plain
+from contracts.messages import marks, plain
+from contracts.sensitive import places_of
 from orchestrator.core.ask import Ask, since
 from orchestrator.core.errors import UsageError
 from orchestrator.core.names import is_name, named
@@ -33,6 +34,8 @@ class Flow(Protocol[I, O]):
     def name(self) -> str: ...
     @property
     def run(self) -> Callable[[Any, I], Coroutine[Any, Any, O]]: ...
+    @property
+    def input(self) -> TypeAdapter[Any]: ...
     @property
     def output(self) -> TypeAdapter[Any]: ...
     def checked(self, input: Json) -> Json: ...  # noqa: A002  # an execution's input, everywhere
@@ -74,7 +77,8 @@ def asked_of(
         data = flow.checked(plain(input))
     except InputInvalid as error:
         raise UsageError(f"{what} {flow.name}: {error}") from None
-    return {"flow": flow.name, "data": data, "key": key}
+    sensitive = marks(data=places_of(flow.input), value=places_of(flow.output))
+    return {"flow": flow.name, "data": data, "key": key} | sensitive
 
 
 def child_of(

@@ -18,7 +18,8 @@ from contracts.limits import (
     KEY_BYTES_MAX,
     SPAN_MAX,
 )
-from contracts.messages import Action, Command, Effect, Event, command
+from contracts.messages import Action, Command, Effect, Event, command, marks
+from contracts.sensitive import places_of
 from orchestrator.core import attributes as own
 from orchestrator.core.approval import Decision, approval_of
 from orchestrator.core.ask import Ask, Scope, Unwind, since
@@ -368,7 +369,10 @@ class Context:
                 f"event {kind.__name__}: expected key=, the value of its field {kind.key_!r}, found none; "
                 f"an event without a key never comes"
             )
-        ask = Ask("event", named(name or type_), {"type": type_, "key": key or ""}, timeout=since(timeout))
+        args: dict[str, Json] = {"type": type_, "key": key or ""}
+        if not isinstance(kind, str):
+            args |= marks(value=places_of(kind))
+        ask = Ask("event", named(name or type_), args, timeout=since(timeout))
         value = await suspend(ask)
         return value if isinstance(kind, str) else fitting(adapter_of(kind), value, ask)
 
@@ -538,7 +542,8 @@ class Context:
             raise UsageError(f"event key {shown(key)}: expected 1 to {KEY_BYTES_MAX} bytes of printable text")
         data = event.model_dump(mode="json", by_alias=True)
         name = named(kind.type_.rpartition(".")[2])
-        self._machine.note("emit", name, {"type": kind.type_, "key": key, "data": data})
+        said = {"type": kind.type_, "key": key, "data": data} | marks(data=places_of(kind))
+        self._machine.note("emit", name, said)
 
     def publish(self, **attributes: str | float | bool | datetime | None) -> None:
         """Say about this execution what it should be found by: `publish(stage="paid", amount=4200)`. An attribute

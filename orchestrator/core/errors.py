@@ -25,6 +25,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
+from contracts.sensitive import without_inputs
+
 Json = Any
 
 
@@ -210,7 +212,7 @@ def storable(text: str) -> str:
 def words_of(error: BaseException) -> str:
     """What `error` says, as a journal can hold it; empty where its own words are broken."""
     try:
-        return storable(str(error))
+        return storable(without_inputs(str(error)))
     except Exception:  # noqa: BLE001  # of somebody else's __str__
         return ""
 

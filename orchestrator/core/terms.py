@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +15,8 @@ from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, NAME_BYTES_MAX
-from contracts.messages import Action, Effect, plain
+from contracts.messages import Action, Effect, marks, plain
+from contracts.sensitive import argument_places, faults_of, known, places_of, result_places
 from orchestrator.core.ask import PROBED, Ask, Watch, since
 from orchestrator.core.errors import ReplyInvalid, UsageError
 from orchestrator.core.fork import Mode
@@ -37,7 +39,16 @@ class Local:
     args: tuple[Any, ...]
 
     def as_action(self) -> dict[str, Json]:
-        return {"do": "step", "name": address(self.fn), "data": [plain(arg) for arg in self.args]}
+        said: dict[str, Json] = {
+            "do": "step",
+            "name": address(self.fn),
+            "data": [plain(arg) for arg in self.args],
+        }
+        if known:
+            said |= marks(
+                data=argument_places(positions(self.fn), self.fn, self.args), value=result_places(self.fn)
+            )
+        return said
 
 
 def local(fn: Callable[[*Ts], Any], /, *args: *Ts) -> Local:
@@ -59,6 +70,17 @@ def local(fn: Callable[[*Ts], Any], /, *args: *Ts) -> Local:
 def address(fn: Callable[..., Any]) -> str:
     """The name by which another process finds `fn`: module and qualified name, with a colon between."""
     return f"{fn.__module__}:{fn.__qualname__}"
+
+
+def positions(fn: Callable[..., Any]) -> Iterator[str]:
+    """The parameter of `fn` that each argument belongs to; the last one again and again, when it takes many."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except ValueError:
+        return iter(())  # a built-in function that does not say what it takes
+    many = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    single = [p.name for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL]
+    return chain(single, *(repeat(name) for name in many))
 
 
 def check_ops(mode: Mode, ops: Sequence[object], *, least: int) -> None:
@@ -222,9 +244,9 @@ def fitting(adapter: TypeAdapter[Any] | None, value: Json, ask: Ask) -> Any:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = "/".join(str(part) for part in first["loc"])
-        detail = f"at {'/' + place if place else 'the top'}: {first['msg']}"
+        where, said = next(faults_of(error, places_of(adapter)))
+        place = "/".join(map(str, where))
+        detail = f"at {'/' + place if place else 'the top'}: {said}"
         raise ReplyInvalid(ask.path, ask.name, {"code": "reply-invalid", "detail": detail}) from None
 
 

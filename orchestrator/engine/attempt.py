@@ -8,14 +8,13 @@ import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache, partial, reduce
-from itertools import chain, repeat
 from typing import Any, ClassVar, Final, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +26,7 @@ from contracts.messages import Refused, plain
 from orchestrator.core import probe as findings
 from orchestrator.core.ask import Ask, Watch
 from orchestrator.core.errors import Cancelled, UsageError, code_of, in_words, storable
-from orchestrator.core.terms import result_adapter
+from orchestrator.core.terms import positions, result_adapter
 from orchestrator.engine.pulse import CURRENT, Attempt, Pulse
 
 Json = Any
@@ -361,14 +360,6 @@ def found(action: dict[str, Json]) -> tuple[Callable[..., Any], tuple[Any, ...]]
     except TypeError as error:
         raise UsageError(f"{action['name']}: its recorded arguments no longer fit: {error}") from None
     return fn, args
-
-
-def positions(fn: Callable[..., Any]) -> Iterator[str]:
-    """The parameter of `fn` that each argument belongs to; the last one again and again, when it takes many."""
-    parameters = list(inspect.signature(fn).parameters.values())
-    many = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-    single = [p.name for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL]
-    return chain(single, *(repeat(name) for name in many))
 
 
 @lru_cache(maxsize=1024)

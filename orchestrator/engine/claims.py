@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import psycopg
 
+from contracts.sensitive import unless_sensitive
 from orchestrator.core.machine import Machine
 from orchestrator.engine.committer import LeaseLost
 from orchestrator.engine.ownership import Engine, Flow, Loaded, Ownership
@@ -176,7 +177,7 @@ class Claims:
                 del self._engine.owned[claim.execution]
             self._room.set()
             if not done.cancelled() and (error := done.exception()) is not None:
-                text = f"{type(error).__name__}: {error}"
+                text = f"{type(error).__name__}: {unless_sensitive(str(error))}"
                 self._engine.observer.saw("worker failed", execution=claim.execution, error=text)
 
         task.add_done_callback(over)

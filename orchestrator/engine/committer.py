@@ -11,6 +11,7 @@ from typing import Final
 import psycopg
 
 from contracts.observer import Observer
+from contracts.sensitive import unless_sensitive
 from orchestrator.engine.lease import Lease
 from orchestrator.store.commits import KEYS_MAX, EventKey, Turn, commit, committed, keys_locked
 from orchestrator.store.database import Connection, Pool, is_bad_data, is_transient
@@ -163,7 +164,9 @@ class Lane:
         self._unsure = bool(self.batch)
         what = "commit interrupted" if is_transient(error) else "commit refused"
         text = str(error).partition("\n")[0]
-        self._observer.saw(what, error=type(error).__name__, detail=text, turns=len(self.batch))
+        self._observer.saw(
+            what, error=type(error).__name__, detail=unless_sensitive(text), turns=len(self.batch)
+        )
         if not self._lease.holds:
             self._committer.give_up(self.batch)
             self.batch, self._unsure = [], False
@@ -197,7 +200,7 @@ class Lane:
         if len(batch) == 1:
             turn, answer = batch[0]
             text = str(error).partition("\n")[0]
-            self._observer.saw("turn refused", execution=turn.execution, error=text)
+            self._observer.saw("turn refused", execution=turn.execution, error=unless_sensitive(text))
             _tell(answer, BadTurn(text))
             return
         half = len(batch) // 2

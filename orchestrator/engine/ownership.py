@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Protocol
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_WARN
 from contracts.observer import Observer
+from contracts.sensitive import unless_sensitive
 from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, in_words, storable
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
@@ -386,7 +387,10 @@ class Ownership:
         turn = await self._submit(machine, Status.HELD, release=True)
         if turn is not None:
             self._engine.observer.saw(
-                "execution held", execution=self.claim.execution, code=code, reason=reason
+                "execution held",
+                execution=self.claim.execution,
+                code=code,
+                reason=unless_sensitive(reason),
             )
         return turn
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString
 
 from psycopg.rows import class_row
 
+from contracts.sensitive import Scrubber
 from orchestrator.store.database import Connection
 
 Json = Any
@@ -59,6 +60,12 @@ async def waiting(conn: Connection, *, tenant: int, flow: str | None, limit: int
     async with conn.cursor(row_factory=class_row(ApprovalRow)) as cursor:
         await cursor.execute(WAITING, {"tenant": tenant, "flow": flow, "limit": limit})
         return await cursor.fetchall()
+
+
+def shown(row: ApprovalRow, text: Scrubber) -> ApprovalRow:
+    """`row` as people may see it; what is to be shown was redacted by the flow, and its texts are scrubbed here."""
+    reason = None if row.reason is None else text(row.reason)
+    return replace(row, reason=reason, show=text.data(row.show))
 
 
 OF: Final[LiteralString] = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal, LiteralString
 from urllib.parse import quote
 
+from contracts import strict_json
 from contracts.errors import WaypostError
 from contracts.limits import PROBLEMS_MAX
 from orchestrator.store import arrays
@@ -35,7 +36,7 @@ class Definition:
 
     `on` is the type of the events that start it, None when none does; `key` is a JSON pointer to the business key
     in their data, None for their subject. `fingerprint` says which code it is, None when that is not known; `deadline`
-    how long an execution may take.
+    how long an execution may take; `sensitive` where input and output are, as JSON pointers.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Definition:
     key: str | None = None
     fingerprint: bytes | None = None
     deadline: timedelta | None = None
+    sensitive: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 ALONE: Final[LiteralString] = """
@@ -51,17 +53,20 @@ ALONE: Final[LiteralString] = """
 """
 
 PUBLISH: Final[LiteralString] = """
-    insert into waypost.definition as d (tenant_id, name, version, kind, state, fingerprint, deadline)
-    select 1, t.name, t.version, 'code', 'published', t.fingerprint, t.deadline
-      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[], %(deadlines)s::interval[])
-           with ordinality as t(name, version, fingerprint, deadline, ord)
+    insert into waypost.definition as d (tenant_id, name, version, kind, state, fingerprint, deadline, sensitive)
+    select 1, t.name, t.version, 'code', 'published', t.fingerprint, t.deadline, t.sensitive
+      from unnest(%(names)s::text[], %(versions)s::text[], %(fingerprints)s::bytea[], %(deadlines)s::interval[],
+                  %(sensitive)s::jsonb[])
+           with ordinality as t(name, version, fingerprint, deadline, sensitive, ord)
      order by t.ord
         on conflict (tenant_id, name, version) do update
-       set fingerprint = coalesce(excluded.fingerprint, d.fingerprint), deadline = excluded.deadline
+       set fingerprint = coalesce(excluded.fingerprint, d.fingerprint), deadline = excluded.deadline,
+           sensitive = excluded.sensitive
      where d.kind = 'code'
        and (coalesce(d.fingerprint = excluded.fingerprint, true) or %(accept)s::boolean)
        and (d.fingerprint is distinct from coalesce(excluded.fingerprint, d.fingerprint)
-            or d.deadline is distinct from excluded.deadline)
+            or d.deadline is distinct from excluded.deadline
+            or d.sensitive is distinct from excluded.sensitive)
 """
 
 CHANGED: Final[LiteralString] = """
@@ -120,6 +125,9 @@ async def publish(
         "keys": arrays.texts(flow.key for flow in flows),
         "fingerprints": arrays.blobs(flow.fingerprint for flow in flows),
         "accept": changed == "accept",
+        "sensitive": arrays.texts(
+            strict_json.encode(dict(flow.sensitive), what="sensitive") for flow in flows
+        ),
         "deadlines": arrays.spans(flow.deadline for flow in flows),
     }
     async with conn.transaction():

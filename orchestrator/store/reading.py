@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, cast
 
 from psycopg.rows import class_row
 
+from orchestrator.core.redaction import Line, Redaction
 from orchestrator.core.upcast import SCHEMA, lifted
 from orchestrator.store.attributes import Condition, clauses
 from orchestrator.store.database import Connection
@@ -160,6 +161,45 @@ def as_now(fact: FactRow) -> FactRow:
     except ValueError:
         return fact
     return replace(fact, payload=json.dumps(data, ensure_ascii=False))
+
+
+DECLARED: Final[LiteralString] = """
+    select d.sensitive::text
+      from waypost.execution e
+      join waypost.definition d
+        on d.tenant_id = e.tenant_id and d.name = e.definition and d.version = e.version
+     where e.tenant_id = %(tenant)s
+       and e.execution_id = %(execution)s::uuid
+"""
+
+
+async def redaction(
+    conn: Connection, execution_id: str, found: Sequence[FactRow], *, tenant: int
+) -> Redaction:
+    """How the facts `found` of an execution are shown to people."""
+    parameters = {"tenant": tenant, "execution": execution_id}
+    row = await (await conn.execute(DECLARED, parameters)).fetchone()
+    declared: Json = json.loads(row[0]) if row is not None and row[0] is not None else None
+    return Redaction([Line(fact.kind, fact.path, said_in(fact)) for fact in found], declared)
+
+
+def said_in(fact: FactRow) -> dict[str, Json]:
+    """Its data; nothing, where they are none that a program could have read."""
+    try:
+        found: Json = json.loads(fact.payload or "{}")
+    except ValueError:
+        return {}
+    return cast("dict[str, Json]", found) if isinstance(found, dict) else {}
+
+
+def shown(found: Sequence[FactRow], by: Redaction) -> list[FactRow]:
+    """The facts as people may see them."""
+    if not by.finds:
+        return list(found)
+    return [
+        replace(fact, payload=None if fact.payload is None else json.dumps(line.data, ensure_ascii=False))
+        for fact, line in zip(found, by.lines, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

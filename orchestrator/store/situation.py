@@ -39,7 +39,9 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`worker` is the row of the owner; None when nobody owns it, or that worker is not known any more."""
+    """What people may see: of what is Sensitive, REDACTED. `worker` is the row of the owner; None when nobody owns it,
+    or that worker is not known any more.
+    """
 
     row: ExecutionRow
     facts: list[FactRow]
@@ -62,9 +64,11 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
         row = await reading.execution(conn, execution_id, tenant=tenant)
         if row is None:
             return None
+        facts = await reading.facts(conn, execution_id, tenant=tenant)
+        by = await reading.redaction(conn, execution_id, facts, tenant=tenant)
         return Situation(
             row=row,
-            facts=await reading.facts(conn, execution_id, tenant=tenant),
+            facts=reading.shown(facts, by),
             messages=await reading.messages(conn, execution_id, tenant=tenant),
             endpoints=await endpoints(conn, execution_id, tenant=tenant),
             worker=await owner(conn, row.owner),

@@ -1,0 +1,54 @@
+"""The page about sensitive data: its flow runs, and is shown as the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cli.conftest import RunIn, environment_of, run_in
+from tests.cli.processes import ROOT
+from tests.habits.documents import blocks, files_in
+
+PAGE: Final = "docs/payloads.md"
+CARD: Final = "4242424242424242"
+
+__all__ = ["run_in"]
+
+
+def test_the_flow_of_the_page_is_shown_without_its_card(
+    run_in: RunIn, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "safe").mkdir()
+    (tmp_path / "safe/flows.py").write_text(files_in(PAGE)["safe/flows.py"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    environment = environment_of(dsn) | {"WAYPOST_FLOWS": "safe.flows"}
+    given = json.dumps({"id": "1", "card": CARD})
+
+    execution = run_in(environment, "start", "safe", "--input", given, "--key", "1").out.strip()
+    shown = run_in(environment, "show", execution, "-o", "json")
+
+    told = next(iter(blocks(PAGE, "console"))).partition("-o json\n")[2]
+    assert words(told) in words(re.sub(r'"seed": "\w+"', '"seed": "5eed5eed5eed5eed"', shown.out))
+    assert CARD not in shown.out
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_every_command_reads_executions_as_people_may_see_them() -> None:
+    """`Client.show` is for programs; `shown`, `situation` and `approvals_shown` are for people."""
+    for_programs = re.compile(r"\.show\(|\.approvals\(|reading\.facts|executions\.journals")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "orchestrator/cli").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if for_programs.search(line)
+    ]
+    assert found == []
