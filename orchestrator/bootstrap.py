@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
+from contracts.codec import Sealing
 from contracts.errors import WaypostError
 from contracts.log import JsonLines
 from contracts.observer import Observer
@@ -120,6 +121,7 @@ async def pool(settings: Settings, *, part: str, size: int) -> AsyncGenerator[Po
 async def connection(settings: Settings, *, part: str = "cli") -> AsyncGenerator[Connection]:
     """One connection, in autocommit. Raises psycopg.OperationalError when there is no database."""
     dsn = settings.dsn()
+    Sealing.codec = settings.codec()
     async with await Connection.connect(dsn, **database.connection_arguments(dsn, name=part)) as conn:
         yield conn
 
@@ -165,6 +167,7 @@ def watch_of(settings: Settings, part: str) -> Watch:
 async def worker(settings: Settings, modules: Sequence[str]) -> None:
     """A worker, until it is asked to stop."""
     flows = flows_of(settings, modules)
+    check_keys(flows, settings)
     watch = watch_of(settings, "worker")
     said = watch.said
     libraries.hear(said)
@@ -287,6 +290,18 @@ async def receiver(settings: Settings) -> None:
                 await work.serve(*settings.receiver_addr, stop)
             except OSError as error:
                 raise CannotListen("WAYPOST_RECEIVER_ADDR", *settings.receiver_addr, error) from None
+
+
+def check_keys(flows: Flows, settings: Settings) -> None:
+    """Raises SettingsInvalid for a flow whose business key lies in an event's data, where payloads are sealed."""
+    inside = [f"{flow.name}@{flow.version}" for flow in flows if flow.key is not None]
+    if settings.payload_keys is not None and inside:
+        found = (
+            f"found {', '.join(inside)} with key= in the data: whoever stores a sealed event cannot read it"
+        )
+        raise SettingsInvalid(
+            [f"WAYPOST_PAYLOAD_KEYS: expected flows that events start by their subject, {found}"]
+        )
 
 
 def flows_of(settings: Settings, modules: Sequence[str]) -> Flows:

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4, uuid5
 from psycopg.errors import SerializationFailure
 
 from contracts import strict_json, trace
+from contracts.codec import Sealing
 from contracts.errors import Conflict, ContractViolation, KeyConflict, UnknownExecution
 from contracts.identifiers import uuid7
 from contracts.limits import KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SPAN_MAX
@@ -358,7 +359,16 @@ class Client:
 
     async def approvals(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
         """What waits for a person to decide, the longest first."""
-        return await asked_for.waiting(self._conn, tenant=self._tenant, flow=flow, limit=limit)
+        found = await asked_for.waiting(self._conn, tenant=self._tenant, flow=flow, limit=limit)
+        return found if Sealing.codec is None else [await self._with_show(row) for row in found]
+
+    async def _with_show(self, row: ApprovalRow) -> ApprovalRow:
+        """`row` with what its request shows: the database cannot read that in a sealed journal."""
+        for fact in await reading.facts(self._conn, row.execution_id, tenant=self._tenant):
+            if fact.kind == "noted" and fact.path == f"{row.path.rpartition('/')[0]}/request":
+                said: Json = json.loads(fact.payload or "{}")
+                return replace(row, show=said.get("args", {}).get("show"))
+        return row
 
     async def approvals_shown(self, *, flow: str | None = None, limit: int = 50) -> list[ApprovalRow]:
         """As `approvals`, for people: what is Sensitive in their executions does not stand in their texts either."""

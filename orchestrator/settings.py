@@ -6,6 +6,7 @@ an environment. All faults are told at once, each with its name, what is expecte
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+from contracts import codec
 from contracts.envelope import URI_REFERENCE
 from contracts.errors import BadSecret, WaypostError, shown
 from contracts.limits import SOURCE_BYTES_MAX
@@ -159,6 +161,11 @@ def key_of(text: str) -> SecretStr:
     return SecretStr(text)
 
 
+def payload_keys_of(text: str) -> SecretStr:
+    codec.keys_of(text)
+    return SecretStr(text)
+
+
 def read(parse: Callable[[str], T]) -> BeforeValidator:
     def reader(value: Any) -> Any:
         return parse(value) if isinstance(value, str) else value
@@ -180,6 +187,10 @@ class Settings(BaseModel):
     listen_url: Annotated[SecretStr | None, read(dsn_of)] = Field(default=None, alias="WAYPOST_LISTEN_URL")
     """A direct DSN for LISTEN, when the other goes through a pooler. None: the same."""
     secret_key: Annotated[SecretStr | None, read(key_of)] = Field(default=None, alias="WAYPOST_SECRET_KEY")
+    payload_keys: Annotated[SecretStr | None, read(payload_keys_of)] = Field(
+        default=None, alias="WAYPOST_PAYLOAD_KEYS"
+    )
+    """What seals payloads: `ID:KEY,ID:KEY`, the newest first. None: they are in the clear."""
     flows: Annotated[tuple[str, ...], read(modules_of)] = Field(default=(), alias="WAYPOST_FLOWS")
     changed_flows: Annotated[Literal["refuse", "accept"], read(changed_of)] = Field(
         default="refuse", alias="WAYPOST_CHANGED_FLOWS"
@@ -266,6 +277,12 @@ class Settings(BaseModel):
         if "health_addr" in self.model_fields_set or address is None:
             return address, True
         return Address(address.host, address.port + HEALTH_PORTS.index(part)), False
+
+    def codec(self) -> codec.Codec | None:
+        """None: payloads are in the clear."""
+        if self.payload_keys is None:
+            return None
+        return codec.Codec(codec.keys_of(self.payload_keys.get_secret_value()), os.urandom)
 
     def vault(self) -> Vault:
         """Raises SettingsInvalid when there is no key."""

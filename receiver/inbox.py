@@ -11,6 +11,8 @@ from uuid import UUID
 
 import psycopg
 
+from contracts.mail import body_at_rest, data_at_rest, mail_place
+
 Connection = psycopg.AsyncConnection[Any]
 MailKind = Literal["reply", "event", "order", "result", "child"]
 PostOutcome = Literal["stored", "duplicate", "conflict", "stale", "foreign", "misfit"]
@@ -123,13 +125,13 @@ async def post(
         "types": column(item.type for item in items),
         "keys": column(item.key for item in items),
         "digests": [item.digest for item in items],
-        "datas": column(item.data for item in items),
+        "datas": column(data_at_rest(item.kind, item.data, place_of(item)) for item in items),
         "causations": column(item.causation for item in items),
         "commands": column(item.command for item in items),
         "executions": column(item.execution for item in items),
         "epochs": column(item.epoch for item in items),
         "paths": column(item.path for item in items),
-        "bodies": column(item.body for item in items),
+        "bodies": column(body_at_rest(item.body, place_of(item)) for item in items),
         "traceparents": column(item.traceparent for item in items),
         "from_executions": column(item.from_execution for item in items),
         "from_positions": column(item.from_position for item in items),
@@ -141,6 +143,10 @@ async def post(
         parameters["tooks"] = [timedelta(seconds=clock - item.asked_at) for item in items]
     rows = await (await conn.execute(POST_TRACED if traced else POST, parameters)).fetchall()
     return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
+
+
+def place_of(item: MailItem) -> str:
+    return mail_place(item.tenant, item.sender, item.source, item.event_id)
 
 
 def column(values: Iterable[object]) -> list[object] | None:

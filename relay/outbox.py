@@ -5,6 +5,7 @@ settlement counts only under the token of its claim. What a result means for the
 `waypost.settle`, under the locks of execution and message; that it has arrived needs the message alone.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from contracts import strict_json, trace
+from contracts.codec import PREFIX, PayloadUnreadable, open_body, place
+from contracts.mail import body_at_rest
 from relay.delivery import Answer, Dead, Delivered, Refused, Retry, Spared, Verdict
 from relay.replies import Reply
 
@@ -263,6 +266,25 @@ async def claim(
         return await cursor.fetchall()
 
 
+def body_to_send(message: Message) -> bytes:
+    """The bytes that are signed and sent, the same at every try, whatever seals them at rest.
+
+    Raises PayloadKeyMissing; PayloadUnreadable for a body that was moved here from another message.
+    """
+    if not message.body.startswith(PREFIX):
+        return message.body
+    named = UUID(str(json.loads(message.body)["id"]))
+    if named != message.message_id and named_at(named, message.endpoint) != message.message_id:
+        raise PayloadUnreadable(str(named), f"message {message.message_id}")
+    return open_body(message.body, place("outbox", message.tenant_id, named))
+
+
+def named_at(event: UUID, endpoint: str) -> UUID:
+    """The message that brings an event of a flow to an endpoint, as `waypost.id_of` names it."""
+    digest = hashlib.sha256(f"{event}/{endpoint}".encode()).hexdigest()
+    return UUID(f"{digest[:12]}8{digest[13:16]}8{digest[17:32]}")
+
+
 async def settle(
     conn: Connection, results: Sequence[Result], *, now: datetime | None = None
 ) -> dict[tuple[int, UUID], str]:
@@ -412,11 +434,18 @@ async def record(conn: Connection, results: Sequence[Result], *, traced: bool = 
         "outcome": [result.verdict.word for result in tries],
         "status": [result.answer.status for result in tries],
         "error": [result.answer.error_code for result in tries],
-        "response": [result.answer.body for result in tries],
+        "response": [response_at_rest(result) for result in tries],
     }
     if traced:
         parameters["traceparent"] = [traceparent_in(result.message.body) for result in tries]
     await conn.execute(RECORD_TRACED if traced else RECORD, parameters)
+
+
+def response_at_rest(result: Result) -> bytes | None:
+    """What the service answered, as the log of tries keeps it."""
+    message = result.message
+    where = place("delivery", message.tenant_id, message.message_id, message.attempt)
+    return body_at_rest(result.answer.body, where)
 
 
 def traceparent_in(body: bytes) -> str | None:

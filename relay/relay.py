@@ -24,6 +24,7 @@ import psycopg
 from aiohttp.abc import AbstractResolver
 from psycopg_pool import AsyncConnectionPool
 
+from contracts.codec import PayloadKeyMissing, PayloadUnreadable
 from contracts.errors import ContractViolation
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
@@ -225,6 +226,11 @@ class Relay:
     ) -> tuple[Answer, Reply | None]:
         if isinstance(target, Unusable):
             return unsent(target.error_code), None
+        try:
+            message = replace(message, body=outbox.body_to_send(message))
+        except (PayloadKeyMissing, PayloadUnreadable) as error:
+            self._observer.saw("payload.unreadable", message=message.message_id, error=str(error))
+            return unsent(error.code), None
         try:
             return self._read(message, await self._wire.send(message, target, now=now))
         except Exception as error:  # noqa: BLE001  # a mistake of ours in one message must not stop the others

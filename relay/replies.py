@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 
 from contracts.envelope import decode_structured
 from contracts.errors import MalformedEvent, NotAllowed
+from contracts.mail import body_at_rest, data_at_rest, mail_place
 from contracts.replies import CAUSATION, Asked, as_uuid, said_by
 
 Connection = AsyncConnection[Any]
@@ -79,6 +80,10 @@ def type_of(command: bytes) -> str:
     return found if isinstance(found, str) else ""
 
 
+def place_of(reply: Reply) -> str:
+    return mail_place(reply.tenant_id, reply.sender, reply.source, reply.event_id)
+
+
 def in_parts(replies: Sequence[Reply]) -> Iterator[Sequence[Reply]]:
     """`replies` in their order, in parts whose bodies are no more than POST_BYTES_MAX together."""
     begin = size = 0
@@ -120,9 +125,9 @@ async def post(conn: Connection, replies: Sequence[Reply], *, now: datetime | No
             "type": [reply.type for reply in replies],
             "key": [reply.key for reply in replies],
             "digest": [reply.digest for reply in replies],
-            "data": [reply.data for reply in replies],
+            "data": [data_at_rest("reply", reply.data, place_of(reply)) for reply in replies],
             "causation": [reply.causation for reply in replies],
-            "body": [reply.body for reply in replies],
+            "body": [body_at_rest(reply.body, place_of(reply)) for reply in replies],
             "now": now,
         },
     )

@@ -20,6 +20,7 @@ from orchestrator.cli import approvals, demo, dev, operations, register, roles, 
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.flows import flow
 from orchestrator.cli.output import Exit, note, plain
+from orchestrator.cli.payloads import payloads
 from orchestrator.cli.replays import check_replay
 from orchestrator.cli.subscriptions import subscription
 from orchestrator.cli.trace import trace
@@ -49,6 +50,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "contracts": schemas.contracts,
     "flow": flow,
     "check-replay": check_replay,
+    "payloads": payloads,
     "demo": demo.run,
     "dev": dev.run,
 }

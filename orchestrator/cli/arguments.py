@@ -338,6 +338,11 @@ def add_versions(command: Command) -> None:
     unshare.add_argument("version", metavar="FLOW@VERSION")
     add_output(unshare)
 
+    sealed = command("payloads", "Data at rest, and the keys that it is sealed with.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    sealed.add_parser("rekey", help="seal all that is in the database with the newest key")
+
     check = command(
         "check-replay", "Replay every open journal against the code of modules; nothing is written."
     )

@@ -175,7 +175,7 @@ class Ownership:
 
     def _begin(self, loaded: Loaded) -> None:
         """Bring the machine to where the journal ends."""
-        self._inputs.add(loaded.mail)
+        self._take_in(loaded.mail)
         if self._at is None:
             journal = loaded.journal or []
             bad = next((fact for fact in journal if fact.kind == UNREADABLE), None)
@@ -192,6 +192,13 @@ class Ownership:
             self._said_held = said_held(journal)
             self._machine.replay([*journal, *self._machine.new], now=self._engine.clock.now())
             self._machine.segments = segments_of(journal, self.claim.execution, self._engine.wire.segment_gap)
+
+    def _take_in(self, mail: list[Mail]) -> None:
+        """Raises Unreadable for what cannot be opened: it is not read, so nothing of it is lost."""
+        self._inputs.add(mail)
+        bad = next((one for one in mail if one.sealed), None)
+        if bad is not None:
+            raise Unreadable(f"mail {bad.number} cannot be read: {bad.sealed}")
 
     def _obey_resume(self, stopped: Fact) -> None:
         """An order to resume comes before everything else that a stopped execution got."""
@@ -325,7 +332,7 @@ class Ownership:
     async def _read_more(self) -> None:
         if self._mail_waits:
             self._mail_waits = False
-            self._inputs.add((await self._engine.reload(self.claim, self.mail_known)).mail)
+            self._take_in((await self._engine.reload(self.claim, self.mail_known)).mail)
 
     # ---- commits -------------------------------------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, LiteralString
 from uuid import UUID
 
+from contracts.codec import Sealing, place, seal_body, seal_document
 from orchestrator.core.fact import Fact
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
@@ -291,7 +293,7 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "j_fence": arrays.plain([t.fence for t, _ in facts]),
         "j_path": arrays.texts([f.path for _, f in facts]),
         "j_kind": arrays.plain([f.kind for _, f in facts]),
-        "j_payload": arrays.texts([f.text for _, f in facts]),
+        "j_payload": arrays.texts(payloads(facts)),
         "j_actor": arrays.texts([f.actor for _, f in facts]),
         "j_at": arrays.times([f.at for _, f in facts]),
         "o_tenant": arrays.plain([t.tenant for t, _ in messages]),
@@ -302,7 +304,7 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "o_once": arrays.flags([m.at_most_once for _, m in messages]),
         "o_endpoint": arrays.texts([m.endpoint for _, m in messages]),
         "o_lane": arrays.texts([m.lane for _, m in messages]),
-        "o_body": arrays.blobs([m.body for _, m in messages]),
+        "o_body": arrays.blobs([body_at_rest(t.tenant, m.message_id, m.body) for t, m in messages]),
         "o_expires": arrays.times([m.expires_at for _, m in messages]),
         "b_tenant": arrays.plain([t.tenant for t, _, _ in back]),
         "b_id": arrays.plain([t.execution for t, _, _ in back]),
@@ -343,6 +345,38 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def payloads(facts: Sequence[tuple[Turn, Fact]]) -> list[str | None]:
+    """The payloads of `facts` as the journal keeps them."""
+    codec = Sealing.codec
+    if codec is None:
+        return [fact.text for _, fact in facts]
+    return [
+        None
+        if fact.text is None
+        else seal_document(
+            codec,
+            fact.text,
+            journal_place(turn.tenant, turn.execution, fact.position),
+            decides=fact.kind in ("ended", "late") and fact.actor.startswith("operator:"),
+        )
+        for turn, fact in facts
+    ]
+
+
+def journal_place(tenant: int, execution: str, position: int) -> str:
+    return place("journal", tenant, execution, position)
+
+
+def body_at_rest(tenant: int, message: UUID, body: bytes) -> bytes:
+    """The body of a message as the outbox keeps it; what is signed and sent is made of it by the relay."""
+    codec = Sealing.codec
+    if codec is None:
+        return body
+    event = json.loads(body)
+    public = {name: event[name] for name in ("type", "id", "traceparent") if name in event}
+    return seal_body(codec, body, place("outbox", tenant, message), public)
+
+
 def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
     """The events that `turns` emit, column by column."""
     events = [(turn, event) for turn in turns for event in turn.events]
@@ -353,7 +387,7 @@ def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
         "e_event": arrays.plain([e.event_id for _, e in events]),
         "e_path": arrays.texts([e.path for _, e in events]),
         "e_type": arrays.texts([e.type for _, e in events]),
-        "e_body": arrays.blobs([e.body for _, e in events]),
+        "e_body": arrays.blobs([body_at_rest(t.tenant, e.event_id, e.body) for t, e in events]),
         "e_expires": arrays.times([e.expires_at for _, e in events]),
     }
 

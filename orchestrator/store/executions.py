@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString, cast
 
 from contracts import strict_json
+from contracts.codec import (
+    SEALED,
+    PayloadKeyMissing,
+    PayloadUnreadable,
+    is_box,
+    open_document,
+    open_value,
+    place,
+)
 from contracts.errors import MalformedJson, shown
+from contracts.mail import mail_place
 from orchestrator.core.fact import Fact
 from orchestrator.core.upcast import SCHEMA, lifted
 from orchestrator.store import arrays
@@ -110,16 +120,31 @@ async def journals(conn: Connection, of: Sequence[tuple[int, str]]) -> dict[str,
     parameters = {"tenants": arrays.plain(t for t, _ in of), "ids": arrays.plain(e for _, e in of)}
     cursor = await conn.execute(JOURNAL, parameters, prepare=True)
     found: dict[str, list[Fact]] = {execution: [] for _, execution in of}
+    tenants = {execution: tenant for tenant, execution in of}
     for execution, position, kind, path, payload, at, schema in await cursor.fetchall():
         try:
-            data = payload_of(kind, payload)
+            data = opened(tenants[execution], execution, position, payload_of(kind, payload))
             if schema != SCHEMA:
                 data = lifted(kind, schema, data)
             fact = Fact(position, kind, path, data, at)
-        except (ValueError, RecursionError, MalformedJson) as error:
+        except (ValueError, RecursionError, MalformedJson, PayloadKeyMissing, PayloadUnreadable) as error:
             fact = Fact(position, UNREADABLE, path, {"why": f"{kind}: {error}"}, at)
         found[execution].append(fact)
     return found
+
+
+def opened(tenant: int, execution: str, position: int, data: dict[str, Json]) -> dict[str, Json]:
+    """A fact's data, opened where it is sealed; an input is a box alone when it came as an event that is one.
+
+    Raises PayloadKeyMissing, PayloadUnreadable.
+    """
+    if SEALED in data:
+        data = open_document(data, place("journal", tenant, execution, position))
+    if position == 1 and "event" in data and is_box(data.get("input")):
+        by = data["event"]
+        text = open_value(data["input"], mail_place(tenant, by["sender"], by["source"], by["id"]))
+        data = {**data, "input": json.loads(text)}
+    return data
 
 
 def payload_of(kind: str, text: str | None) -> dict[str, Json]:
@@ -136,9 +161,10 @@ def payload_of(kind: str, text: str | None) -> dict[str, Json]:
 class Mail:
     """Something that an execution got, at `number` of its mail, for the ask at `path`.
 
-    `data` is text: it may be anything. Of an event it is the JSON of the CloudEvent's data: any value, not only
-    an object; base64 in a JSON string when they were bytes; None when there were none. `type`, `key` (the
-    event's subject), `source` and `event_id` are those of the event, and None of other mail.
+    `sealed` says why its data could not be opened. `data` is text: it may be anything. Of an event it is the JSON of
+    the CloudEvent's data: any value, not only an object; base64 in a JSON string when they were bytes; None when there
+    were none. `type`, `key` (the event's subject), `source` and `event_id` are those of the event, and None of other
+    mail.
     """
 
     number: int
@@ -153,6 +179,7 @@ class Mail:
     key: str | None = None
     source: str | None = None
     event_id: str | None = None
+    sealed: str = ""
 
     def read(self) -> dict[str, Json]:
         """Its data. Raises MalformedJson when that is not strict JSON, or not an object."""
@@ -164,7 +191,7 @@ MAIL: Final[LiteralString] = """
     select m.execution_id::text, m.mail_number, i.kind, m.epoch, m.path, i.data::text, i.sender, i.received_at,
            i.inbox_id, m.type, m.key,
            case when i.kind = 'event' then i.source end,
-           case when i.kind = 'event' then i.event_id end
+           case when i.kind = 'event' then i.event_id end, i.source, i.event_id, m.tenant_id
       from unnest(%(tenants)s::int[], %(ids)s::uuid[], %(read)s::int[]) as t(tenant_id, execution_id, mail_read)
       join waypost.mail m
         on m.tenant_id = t.tenant_id and m.execution_id = t.execution_id and m.mail_number > t.mail_read
@@ -182,14 +209,37 @@ async def unread(conn: Connection, of: Sequence[tuple[int, str, int]]) -> dict[s
     }
     cursor = await conn.execute(MAIL, parameters, prepare=False)
     found: dict[str, list[Mail]] = {execution: [] for _, execution, _ in of}
-    for execution, *mail in await cursor.fetchall():
-        found[execution].append(Mail(*mail))
+    for execution, *mail, source, event_id, tenant in await cursor.fetchall():
+        found[execution].append(mail_of(mail, tenant, source, event_id))
     for _, execution, read in of:
         numbers = [mail.number for mail in found[execution]]
         assert numbers == list(range(read + 1, read + 1 + len(numbers))), (
             f"{execution}: mail {numbers} after {read}"
         )
     return found
+
+
+def mail_of(columns: Sequence[Any], tenant: int, source: str, event_id: str) -> Mail:
+    """A row as mail; what does not open says so in `sealed`, and has no data."""
+    mail = Mail(*columns)
+    if mail.data is None or SEALED not in mail.data:
+        return mail
+    try:
+        return replace(
+            mail, data=mail_data(mail.kind, mail.data, mail_place(tenant, mail.sender, source, event_id))
+        )
+    except (PayloadKeyMissing, PayloadUnreadable) as error:
+        return replace(mail, data=None, sealed=str(error))
+
+
+def mail_data(kind: str, text: str, where: str) -> str:
+    """What mail says, opened where it is sealed. Raises PayloadKeyMissing, PayloadUnreadable."""
+    said: Json = json.loads(text)
+    if kind == "event":
+        return open_value(said, where) if is_box(said) else text
+    if isinstance(said, dict) and SEALED in said:
+        return strict_json.encode(open_document(cast("dict[str, Json]", said), where), what="mail")
+    return text
 
 
 STANDING: Final[LiteralString] = """

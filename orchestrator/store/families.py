@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, LiteralString
 
+from contracts.mail import data_at_rest, mail_place
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
+from orchestrator.store.starts import started_at_rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ TAKEN_BACK: Final = ("b_tenant", "b_id", "b_position", "b_fence", "b_message")
 """Columns of messages that are taken back: after executions are begun, where some are."""
 
 
+def kin_mail_at_rest(tenant: int, mail: KinMail) -> str | None:
+    """What mail says, as the inbox keeps it under the name that `waypost.commit_families` gives it."""
+    return data_at_rest(mail.kind, mail.data, mail_place(tenant, "waypost", "waypost:execution", mail.event))
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
     """The turn that a family's mail and children come from."""
@@ -117,13 +124,13 @@ async def follow(
         "n_flow": arrays.texts([c.flow for _, c in children]),
         "n_key": arrays.texts([c.business_key for _, c in children]),
         "n_digest": arrays.blobs([c.digest for _, c in children]),
-        "n_started": arrays.texts([c.started for _, c in children]),
+        "n_started": arrays.texts([started_at_rest(s.tenant, c.execution, c.started) for s, c in children]),
         "n_traceparent": arrays.texts([c.traceparent for _, c in children]),
         "n_root": arrays.plain([c.root for _, c in children]),
         "m_tenant": arrays.plain([s.tenant for s, _ in mail]),
         "m_kind": arrays.plain([m.kind for _, m in mail]),
         "m_event": arrays.texts([m.event for _, m in mail]),
-        "m_data": arrays.texts([m.data for _, m in mail]),
+        "m_data": arrays.texts([kin_mail_at_rest(s.tenant, m) for s, m in mail]),
         "m_to": arrays.plain([m.to for _, m in mail]),
         "m_epoch": arrays.plain([m.epoch for _, m in mail]),
         "m_path": arrays.texts([m.path for _, m in mail]),

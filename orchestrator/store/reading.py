@@ -10,8 +10,10 @@ from typing import Any, Final, LiteralString, cast
 
 from psycopg.rows import class_row
 
+from contracts.codec import SEALED, PayloadKeyMissing, PayloadUnreadable
 from orchestrator.core.redaction import Line, Redaction
 from orchestrator.core.upcast import SCHEMA, lifted
+from orchestrator.store import executions
 from orchestrator.store.attributes import Condition, clauses
 from orchestrator.store.database import Connection
 
@@ -151,7 +153,19 @@ async def facts(conn: Connection, execution_id: str, *, tenant: int) -> list[Fac
     """The whole journal."""
     async with conn.cursor(row_factory=class_row(FactRow)) as cursor:
         await cursor.execute(FACTS, {"tenant": tenant, "execution": execution_id})
-        return [fact if fact.schema == SCHEMA else as_now(fact) for fact in await cursor.fetchall()]
+        found = [opened(tenant, execution_id, fact) for fact in await cursor.fetchall()]
+        return [fact if fact.schema == SCHEMA else as_now(fact) for fact in found]
+
+
+def opened(tenant: int, execution: str, fact: FactRow) -> FactRow:
+    """`fact` with its payload in the clear; what this process has no key for stays in its box."""
+    if fact.payload is None or SEALED not in fact.payload:
+        return fact
+    try:
+        data = executions.opened(tenant, execution, fact.position, json.loads(fact.payload))
+    except (ValueError, PayloadKeyMissing, PayloadUnreadable):
+        return fact
+    return replace(fact, payload=json.dumps(data, ensure_ascii=False))
 
 
 def as_now(fact: FactRow) -> FactRow:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, LiteralString, TypeAlias
 
+from contracts.codec import Sealing, place, seal_document
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
@@ -40,6 +41,12 @@ START: Final[LiteralString] = """
 """
 
 
+def started_at_rest(tenant: int, execution: str, started: str) -> str:
+    """The first fact of an execution as the journal keeps it."""
+    codec = Sealing.codec
+    return started if codec is None else seal_document(codec, started, place("journal", tenant, execution, 1))
+
+
 async def start(
     conn: Connection, new: Sequence[NewExecution], *, now: datetime | None = None
 ) -> list[tuple[StartOutcome, str]]:
@@ -55,7 +62,7 @@ async def start(
         "versions": arrays.texts(n.version for n in new),
         "keys": arrays.texts(n.business_key for n in new),
         "digests": arrays.blobs(n.digest for n in new),
-        "started": arrays.texts(n.started for n in new),
+        "started": arrays.texts([started_at_rest(n.tenant, n.execution, n.started) for n in new]),
         "traceparents": arrays.texts(n.traceparent for n in new),
         "now": now,
         "deadlines": arrays.spans(n.deadline for n in new),

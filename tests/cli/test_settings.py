@@ -67,6 +67,7 @@ def test_each_name_has_a_file_twin(name: str, tmp_path: Path) -> None:
         "WAYPOST_DATABASE_URL": DSN,
         "WAYPOST_LISTEN_URL": DSN,
         "WAYPOST_SECRET_KEY": KEY,
+        "WAYPOST_PAYLOAD_KEYS": f"new:{KEY}",
         "WAYPOST_CHANGED_FLOWS": "accept",
         "WAYPOST_LEASE": "7s",
         "WAYPOST_TRACE_SEGMENT_GAP": "15m",
@@ -122,7 +123,7 @@ def test_a_value_here_and_in_a_file_is_a_fault(tmp_path: Path) -> None:
         Settings.from_environment({"WAYPOST_LEASE": "2s", "WAYPOST_LEASE_FILE": str(tmp_path / "lease")})
 
 
-@pytest.mark.parametrize("name", ["WAYPOST_DATABASE_URL", "WAYPOST_SECRET_KEY"])
+@pytest.mark.parametrize("name", ["WAYPOST_DATABASE_URL", "WAYPOST_SECRET_KEY", "WAYPOST_PAYLOAD_KEYS"])
 def test_a_fault_never_repeats_a_secret(name: str) -> None:
     with pytest.raises(SettingsInvalid) as found:
         Settings.from_environment({name: "hunter2"})

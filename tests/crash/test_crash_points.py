@@ -42,6 +42,9 @@ APPLICATIONS: Final = (
 )
 EMITTING: Final = "the statement of every other commit, with one more insert: tests/engine/test_emit.py"
 PUBLISHING: Final = "the same, with the rows of attributes: tests/engine/test_publish.py"
+BY_PAGES: Final = (
+    "a page of `payloads rekey`; begun again, it goes on with what is left (tests/engine/test_sealed.py)"
+)
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
@@ -49,6 +52,10 @@ NOT_HERE: Final = {
     "orchestrator.store.endpoints.DISABLE": ELSEWHERE,
     "orchestrator.store.endpoints.ENABLE": ELSEWHERE,
     "orchestrator.store.endpoints.SET": ELSEWHERE,
+    "orchestrator.store.payloads.WRITE_DELIVERY": BY_PAGES,
+    "orchestrator.store.payloads.WRITE_INBOX": BY_PAGES,
+    "orchestrator.store.payloads.WRITE_JOURNAL": BY_PAGES,
+    "orchestrator.store.payloads.WRITE_OUTBOX": BY_PAGES,
     "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
     "orchestrator.store.registry.ADD_SENDER": ELSEWHERE,
     "orchestrator.store.registry.FORGET_SECRETS": ELSEWHERE,

@@ -1,0 +1,108 @@
+"""Sealing what lies in the database with the newest key, whether it was sealed with another one or in the clear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, cast, get_args
+
+from contracts.codec import PREFIX, Codec, open_body, place, seal_body, seal_document
+from contracts.mail import body_at_rest, data_at_rest, mail_place
+from orchestrator.store import executions, payloads
+from orchestrator.store.commits import journal_place
+from orchestrator.store.database import Connection
+from orchestrator.store.payloads import Row, Table
+
+BOX: Final = PREFIX.decode().removeprefix("{")
+BODY_PUBLIC: Final = ("type", "traceparent")
+
+
+async def rekey(conn: Connection, codec: Codec, *, progress: Callable[[Table, int, int], None]) -> int:
+    """Seal all payloads with the newest key of `codec`, a page in a transaction; how many were.
+
+    What was done stays done when it is interrupted; begun again, it goes on with what is left. Raises
+    PayloadKeyMissing and PayloadUnreadable, and then the page at fault is as it was.
+    """
+    begins = PREFIX + codec.newest.encode() + b'"'
+    total = 0
+    for table in get_args(Table):
+        todo = await payloads.count(conn, table, newest=codec.newest, begins=begins)
+        done, after = 0, None
+        while True:
+            async with conn.transaction():
+                rows = await payloads.page(conn, table, newest=codec.newest, begins=begins, after=after)
+                if not rows:
+                    break
+                anew = [one for row in rows if is_sealed(one := SEAL[table](codec, row))]
+                await payloads.write(conn, table, anew)
+            after = key_of(table, rows[-1])
+            done, total = done + len(rows), total + len(anew)
+            progress(table, done, max(todo, done))
+    return total
+
+
+def is_sealed(row: dict[str, Any]) -> bool:
+    """Whether anything of a row is sealed; facts may have nothing that is private."""
+    return BOX in (row.get("data") or "") or (row.get("body") or b"").startswith(PREFIX)
+
+
+def key_of(table: Table, row: Row) -> str:
+    """The key of a row as text, to go on behind it."""
+    match table:
+        case "inbox":
+            return str(row[1])
+        case "outbox":
+            return f"{row[0]} {row[1]}"
+        case "journal" | "delivery":
+            return f"{row[0]} {row[1]} {row[2]}"
+
+
+def fact(codec: Codec, row: Row) -> dict[str, Any]:
+    tenant, execution, position, kind, actor, text = row
+    data: Any = json.loads(text)
+    if isinstance(data, dict):
+        opened = executions.opened(tenant, execution, position, cast("dict[str, Any]", data))
+        text = seal_document(
+            codec,
+            json.dumps(opened),
+            journal_place(tenant, execution, position),
+            decides=kind in ("ended", "late") and actor.startswith("operator:"),
+        )
+    return {"tenant": tenant, "one": execution, "number": position, "data": text}
+
+
+def message(codec: Codec, row: Row) -> dict[str, Any]:
+    tenant, identity, body = row
+    named = str(json.loads(body)["id"]) if body.startswith(PREFIX) else identity
+    plain = open_body(body, place("outbox", tenant, named))
+    event = json.loads(plain)
+    public = {name: event[name] for name in BODY_PUBLIC if name in event} | {"id": named}
+    sealed = seal_body(codec, plain, place("outbox", tenant, named), public)
+    return {"tenant": tenant, "one": identity, "body": sealed}
+
+
+def mail(_: Codec, row: Row) -> dict[str, Any]:
+    tenant, number, kind, sender, source, event_id, data, body = row
+    where = mail_place(tenant, sender, source, event_id)
+    if data is not None and (kind == "event" or isinstance(json.loads(data), dict)):
+        data = data_at_rest(kind, executions.mail_data(kind, data, where), where)
+    return {
+        "number": number,
+        "data": data,
+        "body": None if body is None else body_at_rest(open_body(body, where), where),
+    }
+
+
+def response(_: Codec, row: Row) -> dict[str, Any]:
+    tenant, identity, attempt, body = row
+    where = place("delivery", tenant, identity, attempt)
+    sealed = body_at_rest(open_body(body, where), where)
+    return {"tenant": tenant, "one": identity, "number": attempt, "body": sealed}
+
+
+SEAL: Final[dict[Table, Callable[[Codec, Row], dict[str, Any]]]] = {
+    "journal": fact,
+    "outbox": message,
+    "inbox": mail,
+    "delivery": response,
+}
