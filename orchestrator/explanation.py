@@ -43,6 +43,7 @@ class Code(StrEnum):
     AWAITING_DECISION = "awaiting-decision"
     AWAITING_CHILD = "awaiting-child"
     ENDING_CHILD = "ending-child"
+    AWAITING_MUTEX = "awaiting-mutex"
     SETTLING = "settling"
     ORDERED = "ordered"
     PAUSED = "paused"

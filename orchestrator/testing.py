@@ -6,7 +6,7 @@ every test of a flow is a test of its determinism.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, TypeVar, cast, overload
@@ -17,6 +17,7 @@ from orchestrator.core.attributes import Value, value_of
 from orchestrator.core.errors import code_of, in_words
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
+from orchestrator.core.mutexes import FLOW
 from orchestrator.core.status import TERMINAL
 from orchestrator.core.terms import address
 from orchestrator.workflow import Workflow
@@ -102,7 +103,10 @@ class Expected(Generic[R]):
 
 
 class FlowTester(Generic[I, O]):
-    """Drives one execution of a flow by hand, from `at` on; it may take no longer than `deadline`, or its flow's."""
+    """Drives one execution of a flow by hand, from `at` on; it may take no longer than `deadline`, or its flow's.
+
+    It gets every mutex at once, but for the keys in `taken`, which others have until the test `frees` them.
+    """
 
     def __init__(
         self,
@@ -112,8 +116,10 @@ class FlowTester(Generic[I, O]):
         at: datetime = NOON,
         seed: str = "test",
         deadline: timedelta | None = None,
+        taken: Iterable[str] = (),
     ) -> None:
         self.flow = flow
+        self.taken = set(taken)
         self.at = at
         self.journal: list[Fact] = []
         self.machine = Machine(flow.program, execution=EXECUTION)
@@ -177,6 +183,12 @@ class FlowTester(Generic[I, O]):
         )
         value = {"choice": choice, "by": by, "reason": reason}
         self.tell("ended", ask.path, {"outcome": "done", "value": value})
+
+    def frees(self, key: str) -> None:
+        """Others are done with the mutex `key`: it is this flow's turn. Raises AssertionError when it was not taken."""
+        assert key in self.taken, f"expected one of {sorted(self.taken) or 'none that is taken'}, not {key!r}"
+        self.taken.remove(key)
+        self._keep()
 
     def cancels(self, *, by: str = "tester", reason: str = "", undo: bool = True) -> None:
         """An operator cancels the execution; without `undo`, what was done stands."""
@@ -247,12 +259,21 @@ class FlowTester(Generic[I, O]):
     def _timed(self, machine: Machine) -> list[str]:
         return [path for path, (_, ask) in machine.open.items() if ask.retry_at is None]
 
+    def _free_turn(self) -> str | None:
+        """Where the flow waits for a mutex that nobody has, nor this flow itself."""
+        held = self.machine.mutexes.held
+        taken = {*self.taken, *(key for path, key in held.items() if path != FLOW)}
+        turns = (ask for _, ask in self.machine.open.values() if ask.kind == "mutex")
+        return next((ask.path for ask in turns if ask.args["key"] not in taken), None)
+
     def _keep(self) -> None:
         children = {fact.path for fact in self.journal if fact.data.get("kind") == "child"}
         for back in self.machine.settling():
             if back in children:  # it ends when the test says so
                 continue
             self.machine.tell("ended", back, {"outcome": "unknown", "error": {"code": "sent"}}, self.at)
+        while (turn := self._free_turn()) is not None:
+            self.machine.tell("ended", turn, {"outcome": "done", "value": None}, self.at)
         self.journal += self.machine.take_new()
         again = Machine(self.flow.program, execution=EXECUTION)
         again.replay(self.journal)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from orchestrator.core.status import Status
 from orchestrator.core.waiting import OpenAsk, open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
 from orchestrator.store.kin import ChildRow
+from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import MessageRow
 from orchestrator.store.situation import Situation
 from orchestrator.words import failure, last_try, when
@@ -33,18 +36,17 @@ def waiting(it: Situation, now: datetime) -> Explanation:
 
 def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     match ask.kind, ask.do:
-        case "timer", _ if ask.due is not None and ask.args.get("reminds"):
-            told = f"It reminds of {ask.args['reminds']} at {when(ask.due, now)}."
-            return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "timer", _ if ask.due is not None:
             told = f"It has been sleeping since {when(ask.asked_at, now)}, until {when(ask.due, now)}."
+            if ask.args.get("reminds"):
+                told = f"It reminds of {ask.args['reminds']} at {when(ask.due, now)}."
             return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "event", _:
             until = "" if ask.due is None else f", until {when(ask.due, now)}"
             told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
-        case "decision" | "child", _:
-            return (undecided if ask.kind == "decision" else with_child)(it, ask, now)
+        case "decision" | "child" | "mutex", _:
+            return OTHERS[ask.kind](it, ask, now)
         case _, ("step" | "call") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
@@ -95,6 +97,43 @@ def needs(child: ChildRow) -> tuple[str, ...]:
     return (f"`waypost why {child.execution_id}`",) if child.state == Status.HELD else ()
 
 
+def its_turn(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    """Others have the mutex that it is to have, or are before it."""
+    mine = next((row for row in own(it) if row.path == ask.path and row.granted_at is None), None)
+    if mine is None:
+        raise unknown(it, f"no row for the mutex at {ask.path!r}")
+    same = [row for row in it.mutexes if (row.kind, row.key) == (mine.kind, mine.key) and row is not mine]
+    holder = next((row for row in same if row.granted_at is not None), None)
+    has = "nobody has now, so that a worker gives it to the next one"
+    if holder is not None and holder.granted_at is not None:
+        who = f"execution {holder.execution_id} of {holder.definition}@{holder.version}"
+        state = "" if holder.status == "open" else f" ({holder.status})"
+        has = f"{who}{state} has had since {when(holder.granted_at, now)}"
+    others = f"{waiters(mine.ahead)} before it"
+    told = (
+        f"It has been waiting since {when(ask.asked_at, now)} for the mutex {mine.key} of {whose(mine)}, which {has}; "
+        f"{others}."
+    )
+    do = () if holder is None or holder.status == "open" else (f"see `waypost why {holder.execution_id}`",)
+    return Explanation(
+        Code.AWAITING_MUTEX, told, since=ask.asked_at, path=ask.path, do=do,
+        holder=None if holder is None else holder.execution_id,
+    )  # fmt: skip
+
+
+def waiters(count: int) -> str:
+    return "nobody waits" if count == 0 else "1 waits" if count == 1 else f"{count} wait"
+
+
+def own(it: Situation) -> list[MutexRow]:
+    return [row for row in it.mutexes if row.execution_id == it.row.execution_id]
+
+
+def whose(row: MutexRow) -> str:
+    """What has the mutex of `row`: a step, or the whole flow."""
+    return "the flow" if row.kind == "flow" else f"step {row.path.removesuffix('/mutex')}"
+
+
 def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     message = message_at(it, ask.path)
     match message.state:
@@ -121,6 +160,13 @@ def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
         holder=message.endpoint, do=do,
     )  # fmt: skip
 
+
+OTHERS: Final[Mapping[str, Callable[[Situation, OpenAsk, datetime], Explanation]]] = {
+    "decision": undecided,
+    "child": with_child,
+    "mutex": its_turn,
+}
+"""What is said while others are waited for, by the kind of the ask."""
 
 Said = tuple[Code, str, datetime | None, tuple[str, ...]]
 """Code, the middle of a sentence, until when, and what a person can do."""

@@ -16,7 +16,7 @@ from orchestrator.core.waiting import open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
 from orchestrator.standing import stands
 from orchestrator.store.situation import Situation
-from orchestrator.waits import later, subject, waiting
+from orchestrator.waits import later, own, subject, waiters, waiting, whose
 from orchestrator.words import failure, when
 
 Json = Any
@@ -28,6 +28,10 @@ def explain(it: Situation, now: datetime) -> Explanation:
     if row.finished_at is not None:
         return finished(it, now)
     told = unfinished(it, now)
+    for mutex in own(it):
+        if mutex.granted_at is not None:
+            has = f"It has had the mutex {mutex.key} of {whose(mutex)} since {when(mutex.granted_at, now)}"
+            told = replace(told, sentence=f"{told.sentence} {has}; {waiters(mutex.waiting)} for it.")
     if row.deadline_at is None:
         return told
     be = "is" if row.deadline_at > now else "was"
@@ -98,6 +102,7 @@ BROKEN: Final = {
     "lost-wake-up": "it has mail, and no time at which somebody would read it",
     "lost-order": "it got an order, and no time at which somebody would read it",
     "owner-gone": "its worker is gone, and nobody took it over",
+    "mutex-stranded": "whoever has the mutex that it waits for has ended without letting it go",
 }
 
 

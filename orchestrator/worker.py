@@ -20,7 +20,7 @@ from contracts.observer import Observer, Silent
 from contracts.sensitive import unless_sensitive
 from orchestrator.core.ask import Ask
 from orchestrator.engine import attempt
-from orchestrator.engine.claims import AWAY, Appetite, Claims, backoff
+from orchestrator.engine.claims import AWAY, Appetite, Claims, backoff, either
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.committer import Committer
 from orchestrator.engine.lease import Lease
@@ -29,7 +29,7 @@ from orchestrator.engine.ownership import Engine
 from orchestrator.engine.parking import Parking
 from orchestrator.engine.transaction import Transactions
 from orchestrator.flows import Flows
-from orchestrator.store import definitions, situation, transactions, workers
+from orchestrator.store import definitions, mutexes, situation, transactions, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
@@ -39,6 +39,10 @@ STEP_THREADS: Final = "step"
 
 STUCK_SHOWN_MAX: Final = 10
 """Executions without a reason to move that one moment names; all of them are counted."""
+
+
+GRANTS_MAX: Final = 100
+"""Mutexes that one transaction gives: it has the rows of all who get one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class WorkerLimits:
     """Memory for executions that wait."""
     poll: timedelta = timedelta(milliseconds=500)
     """How often to look for work without a hint, ±20 %."""
+    grant: timedelta = timedelta(seconds=1)
+    """How often to look for mutexes that nobody has and somebody waits for, without having let one go, ±20 %."""
     watch: timedelta = timedelta(minutes=1)
     """How often to look for executions that have no reason to move, ±20 %."""
     drain: timedelta = timedelta(seconds=25)
@@ -162,6 +168,7 @@ class Worker:
             lambda: claims.run(self._hints.event("execution")),
             claims.watch_mail,
             self._take_over,
+            self._grant,
             self._watch,
             *engine.committer.lanes(),
         ]
@@ -218,6 +225,7 @@ class Worker:
             observer=self._observer,
             hint=self._hints.give,
             wake=self._hints.event("execution").set,
+            grant=self._hints.event("mutex").set,
             traced=self._traced,
         )
 
@@ -263,6 +271,21 @@ class Worker:
                 await workers.forget(conn)
                 self._wire.routes = await definitions.reply_routes(conn)
             await asyncio.sleep(min(1.0, self._span.total_seconds() / 4) * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
+
+    async def _grant(self) -> None:
+        """Give each mutex that nobody has to whoever waits for it: when a turn of ours asked for one or let one go, and
+        now and then, since others may have died before they did.
+        """
+        wanted = self._hints.event("mutex")
+        while True:
+            wanted.clear()
+            async with self._pool.connection() as conn:
+                again = True
+                while again:
+                    granted, again = await mutexes.grant(conn, limit=GRANTS_MAX)
+                    if granted:
+                        self._hints.give("execution")
+            await either(wanted, seconds=self._limits.grant.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
 
     async def _watch(self) -> None:
         """Say which executions have no reason to move: in normal life none, so this is a bug that shows.

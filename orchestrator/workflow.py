@@ -16,9 +16,11 @@ from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX, SPAN_MAX
 from contracts.messages import Event, plain
 from contracts.sensitive import faults_of, is_inside, places_of
+from orchestrator.core.branch import suspend
 from orchestrator.core.context import Context, Saga
 from orchestrator.core.errors import Continue, InputInvalid, UsageError
 from orchestrator.core.machine import Machine
+from orchestrator.core.mutexes import FLOW, key_of, turn_of_flow
 from orchestrator.core.names import is_name
 from orchestrator.core.terms import Op
 
@@ -32,7 +34,8 @@ class Workflow(Generic[I, O]):
     """A flow: a program with a name and a version, and the models of what it is given and returns.
 
     An event of class `on` starts it; `key` is a JSON pointer to the business key in the event's data, None for its
-    subject. `deadline` is how long an execution may take, None as long as it likes.
+    subject. `deadline` is how long an execution may take, None as long as it likes. Of those for which `mutex` says the
+    same, one goes on at a time.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Workflow(Generic[I, O]):
     on: type[Event] | None = None
     key: str | None = None
     deadline: timedelta | None = None
+    mutex: Callable[[I], str] | None = None
 
     @property
     def sensitive(self) -> dict[str, list[str]]:
@@ -60,6 +64,8 @@ class Workflow(Generic[I, O]):
             ) from None
         try:
             async with Saga(machine):
+                if self.mutex is not None and FLOW not in machine.mutexes.held:
+                    await suspend(turn_of_flow(key_of(f"workflow {self.name}", self.mutex(argument))))
                 result = await self.run(Context(machine), argument)
         except Continue as go_on:
             raise Continue(self._next(machine, go_on.input)) from None
@@ -89,6 +95,7 @@ def workflow(
     on: type[Event] | None = None,
     key: str | None = None,
     deadline: timedelta | None = None,
+    mutex: Callable[[Any], str] | None = None,
 ) -> Callable[[Callable[[Context, I], Op[O]]], Workflow[I, O]]:
     """Make a flow of `async def flow(ctx, input) -> output`; its annotations are its models.
 
@@ -98,8 +105,11 @@ def workflow(
     With a `deadline`, an execution that is not over so long after its start is stopped and undone: it ends
     `compensated` or `failed`.
 
-    Raises UsageError when the name, the version, the event, the key, the deadline or the function's shape cannot be one
-    of a flow.
+    With a `mutex`, which says a key for each input, one execution of all that have the same key goes on at a time, in
+    the order of their starts; it has the mutex until its last fact, all undoing included.
+
+    Raises UsageError when the name, the version, the event, the key, the deadline, the mutex or the function's shape
+    cannot be one of a flow.
     """
     for what, word in (("name", name), ("version", version)):
         if not is_name(word) or "@" in word:
@@ -108,6 +118,10 @@ def workflow(
             )
     pointer = trigger_key(name, on, key)
     bounded("deadline", deadline, where=f"workflow {name}: ")
+    if mutex is not None and not callable(mutex):
+        raise UsageError(
+            f"workflow {name}: mutex= expected a function from the input to a key, found {shown(mutex)}"
+        )
 
     def register(fn: Callable[[Context, I], Op[O]]) -> Workflow[I, O]:
         parameters = list(inspect.signature(fn).parameters)
@@ -121,7 +135,7 @@ def workflow(
                 f"found {getattr(takes, '__name__', takes)}"
             )
         output = TypeAdapter(hints.get("return", Any))
-        return Workflow(name, version, fn, TypeAdapter(takes), output, on, pointer, deadline)
+        return Workflow(name, version, fn, TypeAdapter(takes), output, on, pointer, deadline, mutex)
 
     return register
 

@@ -149,6 +149,29 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
                             where (o.tenant_id, o.execution_id) = (j.tenant_id, j.execution_id)
                               and o.path = j.path)
     """,
+    "two have one mutex": """
+        select min(execution_id::text) from waypost.mutex
+         where granted_at is not null group by tenant_id, kind, key having count(*) > 1
+    """,
+    "finished with a mutex": """
+        select execution_id from waypost.execution
+          join waypost.mutex using (tenant_id, execution_id)
+         where finished_at is not null and granted_at is not null
+    """,
+    "mutex that nobody asked for": """
+        select execution_id || ' ' || path from waypost.mutex m
+         where not exists (select 1 from waypost.journal j
+                            where (j.tenant_id, j.execution_id, j.path) = (m.tenant_id, m.execution_id, m.path)
+                              and j.kind = 'asked' and j.payload ->> 'kind' = 'mutex')
+    """,
+    "granted without mail": """
+        select ticket from waypost.mutex m
+         where granted_at is not null
+           and not exists (select 1 from waypost.inbox i
+                             join waypost.mail p using (tenant_id, inbox_id)
+                            where i.tenant_id = m.tenant_id and i.sender = 'waypost' and i.source = 'waypost:mutex'
+                              and i.event_id = m.ticket || '/granted' and p.execution_id = m.execution_id)
+    """,
     "finished with an open wait": """
         select execution_id from waypost.execution
           join waypost.wait using (tenant_id, execution_id)
@@ -253,6 +276,7 @@ AT_REST: Final[dict[str, LiteralString]] = {
         select message_id || ' ' || state from waypost.outbox where state in ('due', 'sending', 'stopping')
     """,
     "waiting": "select execution_id || ' ' || path from waypost.wait",
+    "waiting for its turn": "select execution_id || ' ' || path from waypost.mutex",
 }
 
 

@@ -19,6 +19,7 @@ from migrations.runner import MigrationError
 from orchestrator.cli import approvals, demo, dev, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.flows import flow
+from orchestrator.cli.mutexes import mutex
 from orchestrator.cli.output import Exit, note, plain
 from orchestrator.cli.payloads import payloads
 from orchestrator.cli.replays import check_replay
@@ -36,6 +37,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "endpoint": register.endpoint,
     "sender": register.sender,
     "subscription": subscription,
+    "mutex": mutex,
     "start": operations.start,
     "show": operations.show,
     "why": why,

@@ -174,6 +174,13 @@ def add_registry(command: Command) -> None:
         change.add_argument("endpoint", metavar="ENDPOINT", help="one of the kind event")
         add_output(change)
     add_output(subscription.add_parser("list", help="who gets which events now"), "table")
+    mutex = command("mutex", "Who has which mutex, and who waits for it.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    add_output(mutex.add_parser("list", help="who has one now, and how many wait for it"), "table")
+    show = mutex.add_parser("show", help="who has the mutexes of a key, and who waits for them")
+    show.add_argument("key", type=key, metavar="KEY", help="what the flow or the step says as mutex=")
+    add_output(show, "table")
 
 
 ENDPOINT_OPTIONS = (

@@ -17,7 +17,7 @@ Json = Any
 MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo", "child"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
-ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "transaction"}
+ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "mutex", "transaction"}
 """Kinds of asks that an answer for their path ends."""
 
 UNDO_VERDICTS: Final = frozenset({"retry", "done", "skip"})
@@ -50,12 +50,14 @@ class Ask:
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
     `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back. `stopped`
-    is why a child that was told to end is; whoever waits for it gets that when it has.
+    is why a child that was told to end is; whoever waits for it gets that when it has. Nothing else with the same
+    `mutex` is asked for meanwhile; `behind` an ask for that comes what is to have it.
     """
 
     __slots__ = (
-        "args", "asked_at", "attempt", "due", "effect", "entry", "hold", "kind", "name", "overdue", "path",
-        "position", "retry", "retry_at", "sent_at", "stopped", "timeout", "undo", "undoes", "until", "watch", "work",
+        "args", "asked_at", "attempt", "behind", "due", "effect", "entry", "hold", "kind", "mutex", "name", "overdue",
+        "path", "position", "retry", "retry_at", "sent_at", "stopped", "timeout", "undo", "undoes", "until", "watch",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +96,8 @@ class Ask:
         self.overdue = False
         self.entry: Entry | None = None
         self.undoes: dict[str, Json] = {}
+        self.mutex: str | None = None
+        self.behind: Ask | None = None
 
     @property
     def is_local(self) -> bool:

@@ -28,6 +28,7 @@ from orchestrator.core.children import Flow, Handle, asked_of, child_of
 from orchestrator.core.errors import Cancelled, Continue, FlowError, TimedOut, UsageError, is_fault
 from orchestrator.core.fork import Fork, Mode
 from orchestrator.core.machine import Machine
+from orchestrator.core.mutexes import key_of
 from orchestrator.core.names import is_name, named
 from orchestrator.core.path import Frame
 from orchestrator.core.probe import Finding
@@ -83,6 +84,7 @@ class Context:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R: ...
     @overload
@@ -98,6 +100,7 @@ class Context:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R: ...
     @overload
@@ -112,6 +115,7 @@ class Context:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> Json: ...
     async def call(
@@ -126,6 +130,7 @@ class Context:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> Any:
         """Send a command to an endpoint and wait for its reply.
@@ -134,7 +139,9 @@ class Context:
         message's expiry; then the outcome is unknown: `unknown="hold"` asks a person, "raise" (the default)
         raises. The relay tries to deliver it until then; `retry` is for what a service answers: a command that it
         gave up (`.failed`), with a code that the policy covers, is sent again under the same key, as another
-        message. A refusal never is. `name` tells calls of one type apart; default is the last dotted part of the type.
+        message. A refusal never is. Of all calls, steps and transactions with the same `mutex` one is under way at a
+        time, in the order of their asking; the time to wait for that does not count as the call's. `name` tells calls
+        of one type apart; default is the last dotted part of the type.
 
         Raises StepRefused (definitely not done), StepFailed, OutcomeUnknown, ReplyInvalid; UsageError for a
         timeout outside of (0, ten years], for a name that cannot be part of a path, for a policy that names classes
@@ -163,6 +170,8 @@ class Context:
             hold=holds(unknown),
             effect=str(Effect.AT_MOST_ONCE) if once else "",
         )
+        if mutex is not None:
+            ask.mutex = key_of(f"call of {action['name']}", mutex)
         return fitting(adapter, await suspend(ask), ask)
 
     @overload
@@ -179,6 +188,7 @@ class Context:
         effect: Effect | None = None,
         probe: Callable[[*Ts], Op[Finding[R]] | Finding[R]] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R: ...
     @overload
@@ -195,6 +205,7 @@ class Context:
         effect: Effect | None = None,
         probe: Callable[[*Ts], Op[Finding[R]] | Finding[R]] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R: ...
     async def step(
@@ -210,6 +221,7 @@ class Context:
         effect: Effect | None = None,
         probe: Callable[..., Any] | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> Any:
         """Run a function of the worker's process; its result is remembered, so a replay does not run it again.
@@ -218,7 +230,8 @@ class Context:
         again by `retry` (default: 5 tries); `raise Refused(code)` says "definitely not done" and is not.
         `timeout` bounds all tries together, `attempt_timeout` each one; `heartbeat` how long a try may be silent
         between two calls of `attempt().heartbeat()`. `effect` says what holds when nobody knows what a try did
-        (default: it is tried again under the same key), or `probe` finds out, with the same arguments.
+        (default: it is tried again under the same key), or `probe` finds out, with the same arguments. `mutex`: as
+        for a call.
 
         Raises StepRefused, StepFailed (the tries ran out), OutcomeUnknown (timeout, workers that died); UsageError
         for promises that contradict each other.
@@ -245,6 +258,8 @@ class Context:
                 heartbeat=heartbeat,
                 may_stay_unknown=undo is not None or unknown is not None,
             )
+        if mutex is not None:
+            ask.mutex = key_of(f"step {ask.name}", mutex)
         return fitting(adapter, await suspend(ask), ask)
 
     async def transaction(
@@ -253,6 +268,7 @@ class Context:
         /,
         *args: *Ts,
         undo: Action | Callable[[R], Action] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R:
         """Run `fn(conn, *args)` in a transaction of the same PostgreSQL: what it writes, in the application's own
@@ -260,13 +276,15 @@ class Context:
 
         `conn` is a psycopg AsyncConnection; the function may neither commit nor roll back, and has five seconds. A
         serialization failure or a deadlock runs it again; a bug is tried again as that of a step is; any other
-        error rolls back. `undo` gets what the function returned: it is never unknown.
+        error rolls back. `undo` gets what the function returned: it is never unknown. `mutex`: as for a call.
 
         Raises StepRefused (rolled back: definitely not done), with the code of `Refused(code)`, or `timeout`;
         UsageError for what is no coroutine function.
         """
         self._machine.branches.here()
         adapter, ask = transaction_of(fn, args, undo, name)
+        if mutex is not None:
+            ask.mutex = key_of(f"transaction {ask.name}", mutex)
         return fitting(adapter, await suspend(ask), ask)
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:

@@ -31,6 +31,7 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.finished import finished
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import ClosedWait, Journal
+from orchestrator.core.mutexes import Mutexes, is_settling, turn_for
 from orchestrator.core.path import undo_path
 from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
@@ -51,6 +52,7 @@ class Driver:
         "child_id",
         "depth",
         "journal",
+        "mutexes",
         "next",
         "overdue",
         "result",
@@ -72,6 +74,7 @@ class Driver:
         self.agenda = agenda
         self.branches = branches
         self.undoing = undoing
+        self.mutexes = Mutexes(journal)
         self.status = Status.OPEN
         self.result: Json = None
         self.next: Continue | None = None
@@ -109,7 +112,7 @@ class Driver:
         agenda, journal = self.agenda, self.journal
         if len(agenda.open) >= OPEN_ASKS_MAX:
             raise LimitExceeded(f"open_asks_max: {OPEN_ASKS_MAX} asks are open")
-        ask.path = branch.frame.next(ask.name)
+        ask = placed(branch, ask)
         if ask.is_child:
             ask.args["execution"] = str(self.child_id(ask.path))
         data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
@@ -149,9 +152,20 @@ class Driver:
                 "unfit": {"code": code, "detail": storable(str(error))},
             }
 
+    def granted(self, branch: Branch, turn: Ask, fact: Fact) -> None:
+        """It is the `turn` of what waits behind it, which is asked for now; the program itself, if nothing does."""
+        self.close(turn, fact)
+        self.mutexes.granted(turn)
+        if turn.behind is None:
+            self.branches.resume(branch)
+        else:
+            self._ask(branch, turn.behind)
+
     def close(self, ask: Ask, fact: Fact) -> None:
         """`fact` ends the waiting at `ask`."""
         self.agenda.close(ask)
+        if ask.mutex is not None and fact.kind != "withdrawn":
+            self.mutexes.over(ask, fact, settling=is_settling(fact))
         if ask.kind == "event" and self.journal.is_new(fact):
             self.journal.closed_waits.append(ClosedWait(ask, fact.position))
 
@@ -168,6 +182,10 @@ class Driver:
             return
         was_sent = self.agenda.decisions.pop(ask.path, None) is None
         self.close(ask, fact)
+        if ask.kind == "mutex":
+            self.mutexes.withdrawn(ask, fact)
+        elif ask.mutex is not None:
+            self.mutexes.over(ask, fact, settling=ask.overdue or (was_sent and not (settled or idle)))
         if settled:
             return
         self.undoing.withdrawn(ask, fact, settling=not idle)
@@ -242,13 +260,14 @@ class Driver:
         if self.overdue and isinstance(error, Cancelled):
             error = Overdue(str(error))
         status, result, data, text = finished(self.journal, self.undoing, standing, value, error)
-        self.journal.produce("finished", "", data, text)
+        self.mutexes.end(self.journal.produce("finished", "", data, text), flow=True)
         self.status, self.result = status, result
         self.agenda.clear()
 
     def _continue(self, error: Continue) -> None:
         """The program goes on as new: what follows is not of this epoch."""
-        self.journal.produce("finished", "", {"kind": "continued", "input": error.input})
+        said = self.journal.produce("finished", "", {"kind": "continued", "input": error.input})
+        self.mutexes.end(said, flow=False)
         self.next = error
         self.agenda.clear()
 
@@ -302,6 +321,14 @@ class Driver:
             self.undone(self.undoing.over(entry, stands=False))
         else:
             self.agenda.hold(Held("undo-failed", ask.path, reason_of(fact.data), entry))
+
+
+def placed(branch: Branch, ask: Ask) -> Ask:
+    """`ask` with its path; or what comes before it, when it is to have a mutex and has no path yet."""
+    if ask.path:
+        return ask
+    ask.path = branch.frame.next(ask.name)
+    return ask if ask.mutex is None else turn_for(ask)
 
 
 def making_undo(path: str, undo: Callable[[bool, Json], Json], known: bool, value: Json) -> Json:  # noqa: FBT001  # the undo's own shape

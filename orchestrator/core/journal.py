@@ -54,17 +54,28 @@ class LeftChild:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """A mutex that was asked for at `path`, and that nobody waits for or needs any more: so says the fact at
+    `position`. `asked` is the position of its asking, where that may be as new.
+    """
+
+    path: str
+    asked: int
+    position: int
+
+
 class Journal:
     """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed; `before` came
     before the epoch that runs, and count for no limit.
 
-    `taken_back`, `closed_waits`, `sent_again` and `left_children` are what else follows from `new`. `past` is what was
-    recorded, while the program runs through it: then what it says is compared, and is new where nothing was recorded.
-    A worker's death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
+    `taken_back`, `closed_waits`, `sent_again`, `left_children` and `let_go` are what else follows from `new`. `past` is
+    what was recorded, while the program runs through it: then what it says is compared, and is new where nothing was
+    recorded. A worker's death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
     """
 
     __slots__ = (
-        "at", "before", "closed", "closed_waits", "facts_max", "left_children", "new", "on_death", "past",
+        "at", "before", "closed", "closed_waits", "facts_max", "left_children", "let_go", "new", "on_death", "past",
         "payload_max", "position", "present", "sent_again", "taken_back",
     )  # fmt: skip
 
@@ -81,6 +92,7 @@ class Journal:
         self.closed_waits: list[ClosedWait] = []
         self.sent_again: list[SentAgain] = []
         self.left_children: list[LeftChild] = []
+        self.let_go: list[LetGo] = []
         self.past: Past | None = None
         self.closed = False
 
@@ -181,12 +193,20 @@ class Journal:
         """Whether `fact`, the last one, is not yet in the journal."""
         return bool(self.new) and self.new[-1] is fact
 
+    def is_last(self, fact: Fact) -> bool:
+        """Whether nothing was said after `fact`: what follows from it is to be written now."""
+        return self.is_new(fact) or self.past is None or not self.past.has_more
+
     def takes_back(self, ask: Ask, position: int) -> None:
         """The message or the child of `ask` is not needed any more: so says the fact at `position`, which is new."""
         if ask.is_child:
             self.left_children.append(LeftChild(ask.path, ask.args["execution"], position))
         if ask.is_message and ask.asked_at is not None:
             self.taken_back.append(TakenBack(ask.path, ask.sent_at or ask.asked_at, position))
+
+    def lets_go(self, path: str, *, position: int, asked: int = 0) -> None:
+        """The mutex that was asked for at `path` is free for others: so says the fact at `position`."""
+        self.let_go.append(LetGo(path, asked, position))
 
     def forget_beyond(self, position: int, kept: int) -> None:
         """Nothing that a stopped program said counts, nor what follows from it: it will say it again.
@@ -198,6 +218,7 @@ class Journal:
         self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
         self.sent_again[:] = [one for one in self.sent_again if one.position <= position]
         self.left_children[:] = [one for one in self.left_children if one.position <= position]
+        self.let_go[:] = [one for one in self.let_go if one.position <= position]
         self.position = position
 
     def check_complete(self, known: int) -> None:

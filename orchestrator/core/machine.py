@@ -37,7 +37,8 @@ from orchestrator.core.errors import (
     reason_of,
 )
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, LeftChild, SentAgain, TakenBack
+from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, LeftChild, LetGo, SentAgain, TakenBack
+from orchestrator.core.mutexes import FLOW, Mutexes
 from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
@@ -53,8 +54,9 @@ class Machine:
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
     yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
-    `closed_waits`, `sent_again` and `left_children` are what else follows from `new`. Once it `continues` as new,
-    nothing more is heard: a machine of its own goes on from the last fact. Ids of children are made of `execution`.
+    `closed_waits`, `sent_again`, `left_children` and `let_go` are what else follows from `new`. Once it `continues` as
+    new, nothing more is heard: a machine of its own goes on from the last fact. Ids of children are made of
+    `execution`.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -136,6 +138,15 @@ class Machine:
         return self.journal.left_children
 
     @property
+    def let_go(self) -> list[LetGo]:
+        return self.journal.let_go
+
+    @property
+    def mutexes(self) -> Mutexes:
+        """Which mutexes it has."""
+        return self._driver.mutexes
+
+    @property
     def held(self) -> Held | None:
         """The first of what a person is needed for."""
         return self.agenda.held
@@ -161,7 +172,9 @@ class Machine:
     def settling(self, *, local: bool | None = None) -> list[str]:
         """Paths of what has timed out and may still turn out to be done or not; only local work, or only other."""
         waits = {path: entry.local for path, entry in self.undoing.unsettled.items() if entry.settling}
-        waits |= {path: ask.is_local for path, (_, ask) in self.open.items() if ask.overdue}
+        waits |= {
+            path: ask.is_local for path, (_, ask) in self.open.items() if ask.overdue
+        } | self.mutexes.leaving
         return [path for path, is_local in waits.items() if local is None or is_local is local]
 
     def take_new(self) -> list[Fact]:
@@ -408,6 +421,8 @@ class Machine:
         if self.attributes:
             kept["attributes"] = self.attributes
         data = kept | {"input": go_on.input, "epoch": self.epoch + 1, "events": events}
+        if FLOW in self.mutexes.held:
+            data["mutex"] = self.mutexes.held[FLOW]
         journal.hear("continued", "", data, strict_json.encode(data, what="continued"), "program")
         self.continues = True
 
@@ -452,6 +467,8 @@ class Machine:
         self.attributes = fact.data.get("attributes", {})
         self.agenda.deadline = moment(fact.data.get("deadline"))
         self._driver.depth = int(fact.data.get("depth", 0))
+        if "mutex" in fact.data:
+            self.mutexes.held[FLOW] = fact.data["mutex"]
         self.branches.begin(self.program(self, fact.data.get("input")))
 
     def on_continued(self, fact: Fact) -> None:
@@ -478,11 +495,8 @@ class Machine:
         branch, ask = found
         agenda.decisions.pop(fact.path, None)
         outcome: str = fact.data["outcome"]
-        if ask.kind == "undo":
-            if ask.is_local and error_in(fact.data).get("settling"):
-                ask.due, ask.overdue = None, True  # it still runs, and may turn out to be done
-            else:
-                self._driver.undo_ended(ask, fact)
+        if ask.kind in {"mutex", "undo"}:
+            self._own_ended(branch, ask, fact)
             return
         if ask.is_exact and outcome == "done" and ask.undo is not None:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
@@ -504,6 +518,15 @@ class Machine:
         else:
             error = ENDINGS[outcome](ask.path, ask.name, error_in(fact.data))
             self.branches.resume(branch, error=error)
+
+    def _own_ended(self, branch: Branch, ask: Ask, fact: Fact) -> None:
+        """An ask ended that the program did not make itself."""
+        if ask.kind == "mutex":
+            self._driver.granted(branch, ask, fact)
+        elif ask.is_local and error_in(fact.data).get("settling"):
+            ask.due, ask.overdue = None, True  # it still runs, and may turn out to be done
+        else:
+            self._driver.undo_ended(ask, fact)
 
     def _event_of(self, fact: Fact) -> Json:
         """What was received where `fact` says."""
@@ -536,6 +559,7 @@ class Machine:
 
     def on_late(self, fact: Fact) -> None:
         """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
+        self.mutexes.settled(fact.path, fact)
         needless = self.undoing.late(fact)
         if needless is None:
             return
@@ -622,6 +646,7 @@ class Machine:
         """The worker that ran this died: its running tries are over, and what it was settling is settled."""
         self.agenda.lose_tries(death)
         self.undoing.settle_local()
+        self.mutexes.settle_local(death)
 
     # ---- what the context needs at once --------------------------------------------------------------------
 

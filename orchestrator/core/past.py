@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from orchestrator.core.errors import STOPPING, NonDeterminism
 from orchestrator.core.fact import BEGINNINGS, BYSTANDERS, PRODUCED, Fact, saying
@@ -26,6 +27,11 @@ class Past:
     def is_at_its_end(self) -> bool:
         """Whether all that the program saw when it was recorded has been replayed."""
         return self._cursor >= self._tail
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something that is no bystander stands behind what was passed."""
+        return any(fact.kind not in BYSTANDERS for fact in islice(self._journal, self._cursor, None))
 
     def next_input(self) -> Fact | None:
         """The next fact that drives the program; None at the end. Raises NonDeterminism before a produced one."""

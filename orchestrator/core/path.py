@@ -69,6 +69,11 @@ def undo_path(path: str, attempt: int) -> str:
     return f"{path}/undo" if attempt == 1 else f"{path}/undo#{attempt}"
 
 
+def mutex_path(path: str) -> str:
+    """Where what stands at `path` waits for its mutex."""
+    return f"{path}/mutex"
+
+
 def undone_at(path: str) -> str | None:
     """The path of the step that is undone at `path`; None when that is no undo."""
     step, _, last = path.rpartition("/")

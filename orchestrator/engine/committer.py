@@ -51,6 +51,7 @@ class Committer:
         observer: Observer,
         hint: Callable[[str], None],
         wake: Callable[[], None],
+        grant: Callable[[], None] = lambda: None,
         traced: bool = False,
     ) -> None:
         self.pool = pool
@@ -59,6 +60,7 @@ class Committer:
         self.observer = observer
         self._hint = hint
         self._wake = wake
+        self._grant = grant
         self._waiting: deque[Waiting] = deque()
         self._wanted = asyncio.Event()
         self._idle = 0
@@ -118,17 +120,20 @@ class Committer:
 
     def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
         """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""
-        leaves = spreads = False
+        leaves = spreads = moves = False
         for turn, answer in batch:
             ours = turn.execution in matched
             leaves = leaves or (ours and bool(turn.messages or turn.events))
             spreads = spreads or (ours and bool(turn.family))
+            moves = moves or (ours and turn.moves_mutexes)
             if not answer.done():
                 answer.set_result(ours)
         if leaves:
             self._hint("outbox")
         if spreads:
             self._hint("execution")
+        if moves:
+            self._grant()
         if any(matched.values()):
             self._wake()
 

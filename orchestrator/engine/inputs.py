@@ -161,6 +161,9 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
         tell_child(machine, mail, data, now)
     elif mail.kind in ("reply", "result"):
         who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
+        found = machine.open.get(mail.path or "")
+        if found is not None and found[1].kind == "mutex":
+            who = "mutex"
         if mail.epoch == machine.epoch:
             tell_outcome(machine, "ended", mail.path or "", data, now, actor=who)
         else:  # of what was asked before it continued as new; no path of now may be taken for it

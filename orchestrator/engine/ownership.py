@@ -407,7 +407,8 @@ class Ownership:
         machine.closed_waits.clear()
         machine.sent_again.clear()
         machine.left_children.clear()
-        if turn.facts or turn.mail or turn.release:
+        machine.let_go.clear()
+        if turn.facts or turn.mail or turn.release or turn.let_go:
             if not await self._engine.committer.submit(turn):
                 return None
             self._stored(turn, machine)

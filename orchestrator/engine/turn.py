@@ -11,12 +11,13 @@ from orchestrator.core.attributes import value_of
 from orchestrator.core.fact import Fact
 from orchestrator.core.journal import TakenBack
 from orchestrator.core.machine import Machine
+from orchestrator.core.mutexes import FLOW
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.families import family_of
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of
-from orchestrator.store.commits import ClosedWait, NewAttribute, NewEvent, NewMessage, NewWait, Turn
+from orchestrator.store.commits import ClosedWait, NewAttribute, NewEvent, NewMessage, NewMutex, NewWait, Turn
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -88,6 +89,12 @@ def turn_of(
         waits=new_waits(machine, position=position, last=position + len(facts)) if asked else [],
         closed_waits=closed,
         family=family,
+        mutexes=new_mutexes(machine, position=position, last=position + len(facts)) if asked else [],
+        let_go=[
+            one.path
+            for one in machine.let_go
+            if one.asked <= position and one.position <= position + len(facts)
+        ],
     )
 
 
@@ -97,6 +104,15 @@ def new_waits(machine: Machine, *, position: int, last: int) -> list[NewWait]:
         NewWait(ask.path, ask.args["type"], ask.args["key"])
         for _, ask in machine.open.values()
         if ask.is_event and position < ask.position <= last
+    ]
+
+
+def new_mutexes(machine: Machine, *, position: int, last: int) -> list[NewMutex]:
+    """Mutexes that were asked for after `position`, up to `last`, and are still waited for."""
+    return [
+        NewMutex(ask.path, "flow" if ask.path == FLOW else "step", ask.args["key"])
+        for _, ask in machine.open.values()
+        if ask.kind == "mutex" and position < ask.position <= last
     ]
 
 

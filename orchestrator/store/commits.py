@@ -70,6 +70,15 @@ class ClosedWait:
 NO_FAMILY: Final = Family()
 
 
+@dataclass(frozen=True, slots=True)
+class NewMutex:
+    """A mutex that a turn asks for: its `key`, of one step or of the whole `flow` (`kind`)."""
+
+    path: str
+    kind: str
+    key: str
+
+
 @dataclass(slots=True)
 class Turn:
     """What one execution wants to commit, and what must still be true of its row for that.
@@ -78,7 +87,8 @@ class Turn:
     `guard`, the number of the last mail that the worker has loaded, it commits only if no other mail has come;
     with `asks`, only if no further order has. `epoch` is that of its facts, `next_epoch` the one that begins with its
     last fact. A turn that closes a wait that was open needs its guard, and one
-    that ends its execution closes all of its waits. `family` is what it does in other executions.
+    that ends its execution closes all of its waits. `family` is what it does in other executions, `let_go` are paths of
+    mutexes that it waits for or has no more.
     """
 
     tenant: int
@@ -101,9 +111,16 @@ class Turn:
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
+    mutexes: list[NewMutex] = field(default_factory=list)
+    let_go: list[str] = field(default_factory=list)
     began: datetime | None = None
     next_epoch: int | None = None
     family: Family = NO_FAMILY
+
+    @property
+    def moves_mutexes(self) -> bool:
+        """Whether somebody may get a mutex by it."""
+        return bool(self.mutexes or self.let_go)
 
 
 EventKey = tuple[int, str, str]
@@ -200,6 +217,27 @@ PUBLISHED: Final[LiteralString] = """,
     )
 """
 
+# Rows of this execution only, which it holds the row of; grant_mutexes marks them under the same row.
+MUTEXES: Final[LiteralString] = """,
+    turns as (
+        insert into waypost.mutex (tenant_id, kind, key, execution_id, epoch, path, asked_at)
+        select t.tenant_id, t.kind, t.key, t.execution_id, t.epoch, t.path, coalesce(%(now)s::timestamptz, now())
+          from unnest(%(m_tenant)s::int[], %(m_id)s::uuid[], %(m_epoch)s::int[], %(m_path)s::text[],
+                      %(m_kind)s::text[], %(m_key)s::text[]) with ordinality
+            as t(tenant_id, execution_id, epoch, path, kind, key, ord)
+          join done on done.execution = t.execution_id
+         order by t.ord
+    ),
+    let_go as (
+        delete from waypost.mutex m
+         using unnest(%(l_tenant)s::int[], %(l_id)s::uuid[], %(l_path)s::text[]) as t(tenant_id, execution_id, path)
+          join done on done.execution = t.execution_id
+         where m.tenant_id = t.tenant_id
+           and m.execution_id = t.execution_id
+           and m.path = t.path
+    )
+"""
+
 TOLD: Final[LiteralString] = "\n-- and what matched\n select execution::text, is_due from done"
 
 COMMIT_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
@@ -208,15 +246,22 @@ COMMIT_EMITTING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + T
 COMMIT_PUBLISHING: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + TOLD
 COMMIT_PUBLISHING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + TOLD
 
-STATEMENTS: Final[Mapping[tuple[bool, bool, bool], LiteralString]] = {
-    (False, False, False): COMMIT,
-    (True, False, False): COMMIT_TRACED,
-    (False, True, False): COMMIT_EMITTING,
-    (True, True, False): COMMIT_EMITTING_TRACED,
-    (False, True, True): COMMIT_PUBLISHING,
-    (True, True, True): COMMIT_PUBLISHING_TRACED,
+COMMIT_MUTEXES: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + MUTEXES + TOLD
+COMMIT_MUTEXES_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + MUTEXES + TOLD
+
+STATEMENTS: Final[Mapping[tuple[bool, bool, bool, bool], LiteralString]] = {
+    (False, False, False, False): COMMIT,
+    (True, False, False, False): COMMIT_TRACED,
+    (False, True, False, False): COMMIT_EMITTING,
+    (True, True, False, False): COMMIT_EMITTING_TRACED,
+    (False, True, True, False): COMMIT_PUBLISHING,
+    (True, True, True, False): COMMIT_PUBLISHING_TRACED,
+    (False, True, True, True): COMMIT_MUTEXES,
+    (True, True, True, True): COMMIT_MUTEXES_TRACED,
 }
-"""By whether it is traced, whether a turn may emit events, and whether one publishes attributes."""
+"""By whether it is traced, whether a turn may emit events, whether one may publish attributes, and whether one asks for
+a mutex or lets one go.
+"""
 
 
 async def commit(
@@ -232,15 +277,19 @@ async def commit(
     parameters = columns(turns) | {"me": me, "now": now}
     if traced:
         parameters["t_began"] = arrays.times([turn.began for turn in turns])
-    publishes = any(turn.attributes for turn in turns)
+    moves = any(turn.moves_mutexes for turn in turns)
+    publishes = moves or any(turn.attributes for turn in turns)
     emits = publishes or any(turn.events for turn in turns)
     if emits:
         parameters |= columns_of_events(turns)
     if publishes:
         parameters |= columns_of_attributes(turns)
+    if moves:
+        parameters |= columns_of_mutexes(turns)
+    statement = STATEMENTS[traced, emits, publishes, moves]
     if any(turn.family for turn in turns):
-        return await commit_family(conn, turns, STATEMENTS[traced, emits, publishes], parameters)
-    cursor = await conn.execute(STATEMENTS[traced, emits, publishes], parameters, prepare=True)
+        return await commit_family(conn, turns, statement, parameters)
+    cursor = await conn.execute(statement, parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
     return dict(rows)
 
@@ -389,6 +438,23 @@ def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
         "e_type": arrays.texts([e.type for _, e in events]),
         "e_body": arrays.blobs([body_at_rest(t.tenant, e.event_id, e.body) for t, e in events]),
         "e_expires": arrays.times([e.expires_at for _, e in events]),
+    }
+
+
+def columns_of_mutexes(turns: Sequence[Turn]) -> dict[str, object]:
+    """The mutexes that `turns` ask for and let go, column by column."""
+    asked = [(turn, mutex) for turn in turns for mutex in turn.mutexes]
+    left = [(turn, path) for turn in turns for path in turn.let_go]
+    return {
+        "m_tenant": arrays.plain([t.tenant for t, _ in asked]),
+        "m_id": arrays.plain([t.execution for t, _ in asked]),
+        "m_epoch": arrays.plain([t.epoch for t, _ in asked]),
+        "m_path": arrays.texts([m.path for _, m in asked]),
+        "m_kind": arrays.plain([m.kind for _, m in asked]),
+        "m_key": arrays.texts([m.key for _, m in asked]),
+        "l_tenant": arrays.plain([t.tenant for t, _ in left]),
+        "l_id": arrays.plain([t.execution for t, _ in left]),
+        "l_path": arrays.texts([path for _, path in left]),
     }
 
 

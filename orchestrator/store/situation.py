@@ -9,9 +9,10 @@ from typing import Final, LiteralString
 from psycopg.rows import class_row
 
 from contracts.limits import CHILDREN_MAX
-from orchestrator.store import reading
+from orchestrator.store import mutexes, reading
 from orchestrator.store.database import Connection
 from orchestrator.store.kin import ChildRow, children
+from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.tries import WorkerRow
 
@@ -40,7 +41,7 @@ class Around:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What people may see: of what is Sensitive, REDACTED. `worker` is the row of the owner; None when nobody owns it,
-    or that worker is not known any more.
+    or that worker is not known any more. `mutexes` are those that it has or waits for, and who has what it waits for.
     """
 
     row: ExecutionRow
@@ -50,6 +51,7 @@ class Situation:
     worker: WorkerRow | None
     around: Around
     children: list[ChildRow] = field(default_factory=list[ChildRow])
+    mutexes: list[MutexRow] = field(default_factory=list[MutexRow])
 
 
 SNAPSHOT: Final[LiteralString] = """
@@ -74,6 +76,7 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
             worker=await owner(conn, row.owner),
             around=await around(conn, execution_id, tenant=tenant),
             children=await children(conn, execution_id, tenant=tenant, limit=CHILDREN_MAX),
+            mutexes=await mutexes.around(conn, execution_id, tenant=tenant),
         )
 
 

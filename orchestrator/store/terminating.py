@@ -27,6 +27,14 @@ TERMINATE: Final[LiteralString] = """
           from done
          where %(traced)s::boolean
            and done.outcome = 'terminated'
+    ),
+    -- One that was asked for in this moment is not seen here; nobody will get it.
+    let_go as (
+        delete from waypost.mutex m
+         using done
+         where done.outcome = 'terminated'
+           and m.tenant_id = %(tenant)s::int
+           and m.execution_id = %(execution)s::uuid
     )
     select outcome, stands
       from done

@@ -424,6 +424,31 @@ def test_who_gets_published_events_is_said_listed_and_ended(run: Run) -> None:
     assert run("subscription", "remove", "order.placed", "billing").code == 4
 
 
+def test_who_has_a_mutex_and_who_waits_for_it_is_listed(run: Run, dsn: str) -> None:
+    first, second = (run("start", "order", "--input", ORDER).out.strip() for _ in range(2))
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for execution in (first, second):
+            conn.execute(
+                "insert into waypost.mutex (tenant_id, kind, key, execution_id, epoch, path)"
+                " values (1, 'step', 'line-7', %s, 0, 'weld/mutex')",
+                (execution,),
+            )
+        conn.execute("update waypost.mutex set granted_at = now() where execution_id = %s", (first,))
+
+    [head, line] = run("mutex", "list").out.splitlines()
+    assert head.split() == ["KEY", "OF", "STATE", "AGE", "EXECUTION", "FLOW", "STATUS", "PATH", "WAITING"]
+    assert line.split()[:4] == ["line-7", "step", "has", "it"]
+    assert first in line
+    [_, _, waits] = run("mutex", "show", "line-7").out.splitlines()
+    assert "waits, 0 before" in waits
+    assert second in waits
+    assert run("mutex", "show", "line-7", "-o", "json").json[1]["execution_id"] == second
+    assert (
+        run("mutex", "show", "no-such-key").out.splitlines()
+        == run("mutex", "show", "no-such-key").out.splitlines()[:1]
+    )
+
+
 def test_an_endpoint_for_commands_does_not_subscribe(run: Run) -> None:
     run("endpoint", "add", "bank", "https://bank.example/")
 

@@ -95,8 +95,8 @@ async def cancelled(ctx: Context, order: Order) -> None:
 
 @workflow(name="pickup", version="1", on=Announced, key="order")
 async def pickup(ctx: Context, announced: Announced) -> str:
-    """An event starts it."""
-    reserved = await ctx.call(Reserve(order=announced.order, jammed=False))
+    """An event starts it, and its only call waits for its turn."""
+    reserved = await ctx.call(Reserve(order=announced.order, jammed=False), mutex=announced.order)
     return reserved.reservation
 
 

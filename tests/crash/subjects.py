@@ -77,6 +77,8 @@ def script(_: Guard, said: Parameters) -> list[Subject]:
 BY_PARAMETERS: Final[Mapping[str, Callable[[Guard, Parameters], list[Subject]]]] = {
     "migrations.runner.RECORD": script,
     "orchestrator.store.commits.COMMIT": facts,
+    "orchestrator.store.commits.COMMIT_MUTEXES": facts,
+    "orchestrator.store.commits.COMMIT_MUTEXES_TRACED": facts,
     "orchestrator.store.commits.COMMIT_TRACED": facts,
     "receiver.inbox.POST": mail,
     "receiver.inbox.POST_TRACED": mail,
@@ -118,6 +120,7 @@ BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "orchestrator.store.workers.TAKE_OVER": rows,
     "relay.outbox.CLAIM": messages,
     "relay.outbox.CLAIM_GUARDED": messages,
+    "orchestrator.store.mutexes.GRANT": count,
     "relay.outbox.EXPIRE_CLAIMS": count,
     "relay.outbox.EXPIRE_DUE": rows,
 }

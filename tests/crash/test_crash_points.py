@@ -28,6 +28,7 @@ OF_TRACES: Final = (REFUSED, PICKUP)
 ELSEWHERE: Final = "tests/crash/test_crashed_commands.py"
 TRACED: Final = frozenset(
     {
+        "orchestrator.store.commits.COMMIT_MUTEXES_TRACED",
         "orchestrator.store.commits.COMMIT_TRACED",
         "orchestrator.store.spans.DROP_OLD",
         "orchestrator.store.spans.EXPORTED",

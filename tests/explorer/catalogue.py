@@ -10,12 +10,23 @@ from tests.explorer import (
     of_families,
     of_mail,
     of_messages,
+    of_mutexes,
     of_owners,
     of_triggers,
     of_waits,
 )
 from tests.explorer.races import REGISTERED, Race
 
-MODULES: Final = (of_ends, of_errands, of_families, of_mail, of_messages, of_owners, of_triggers, of_waits)
+MODULES: Final = (
+    of_ends,
+    of_errands,
+    of_families,
+    of_mail,
+    of_messages,
+    of_mutexes,
+    of_owners,
+    of_triggers,
+    of_waits,
+)
 
 RACES: Final[dict[str, Race]] = REGISTERED

@@ -717,4 +717,40 @@ MUTANTS: Final = [
             ),
         ),
     ),
+    # -- mutexes ---------------------------------------------------------------------------------------------
+    Mutant(
+        "a mutex is marked before the row of who gets it is locked",
+        "who_is_next_withdraws_while_it_is_given",
+        "0",
+        "40P01",
+        (
+            Edit(
+                "grant_mutexes",
+                """
+                perform waypost.lock_rows(array_agg(m.tenant_id), array_agg(m.execution_id))
+                   from waypost.mutex m
+                  where m.ticket = any(v_first);
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "whether somebody has a mutex is asked before its key is locked, and not after",
+        "two_workers_give_one_key",
+        "0111111111000",
+        "23505",
+        (
+            Edit(
+                "grant_mutexes",
+                """
+                and not exists (select 1
+                                  from waypost.mutex h
+                                 where h.granted_at is not null
+                                   and h.tenant_id = m.tenant_id
+                                   and h.kind = m.kind
+                                   and h.key = m.key)
+                """,
+            ),
+        ),
+    ),
 ]

@@ -18,6 +18,7 @@ from orchestrator import (
     Retry,
     StepRefused,
     TimedOut,
+    bounded,
     local,
     minutes,
     seconds,
@@ -165,4 +166,14 @@ async def writes(ctx: Context, city: str) -> int:
     raise ValueError(f"no seat for {number}")
 
 
-FLOWS = (waits, races, asks, ends, maps, people, months, writes)
+@workflow(name="golden.turns", version="1", mutex=lambda city: f"city-{city}")
+async def turns(ctx: Context, city: str) -> int:
+    """The mutex of a flow and of a step, and an undo with bounds of its own."""
+    undo = bounded(
+        Leave(city=city, ref=None), timeout=minutes(90), retry=Retry.fixed(minutes(1), attempts=2, jitter=0)
+    )
+    await ctx.call(Book(city=city), undo=undo, mutex="desk")
+    raise ValueError(f"no seat in {city}")
+
+
+FLOWS = (waits, races, asks, ends, maps, people, months, writes, turns)

@@ -23,7 +23,7 @@ from orchestrator.engine.attempt import Done, Failure, Refusal
 from orchestrator.engine.inputs import Inputs
 from orchestrator.flows import Flow
 from orchestrator.store.executions import Mail
-from tests.golden.flows import asks, ends, maps, months, people, races, waits, writes
+from tests.golden.flows import asks, ends, maps, months, people, races, turns, waits, writes
 
 Json = Any
 FOLDER: Final = Path(__file__).parent
@@ -70,6 +70,10 @@ class Recording:
     def settles(self, path: str, outcome: str, code: str) -> None:
         """What the relay says became of a message."""
         self._post("result", path, {"outcome": outcome, "code": code}, sender="waypost")
+
+    def is_granted(self, path: str) -> None:
+        """It is its turn to have the mutex that it asked for at `path`."""
+        self._post("result", path, {"outcome": "done", "value": None}, sender="waypost")
 
     def receives(self, type_: str, key: str, data: Json, *, path: str) -> None:
         self._post("event", path, data, type_=type_, key=key)
@@ -337,6 +341,17 @@ def a_trip_that_is_written_down_and_undone() -> Recording:
     return it
 
 
+def a_trip_that_waits_for_its_turn_and_an_undo_that_is_sent_again() -> Recording:
+    it = Recording(turns, "Rome")
+    it.is_granted("flow:mutex")
+    it.is_granted("book/mutex")
+    it.replies("book", {"ref": "b-1"})
+    it.fails("book/undo", "busy")
+    it.passes(timedelta(minutes=1))
+    it.replies("book/undo")
+    return it
+
+
 SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -353,6 +368,7 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         a_trip_that_is_not_over_in_its_time,
         a_trip_that_is_terminated,
         a_trip_that_is_written_down_and_undone,
+        a_trip_that_waits_for_its_turn_and_an_undo_that_is_sent_again,
     )
 }
 

@@ -9,11 +9,13 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from orchestrator.store import workers
+from orchestrator.store import mutexes, workers
+from orchestrator.store.commits import NewMutex
 from orchestrator.store.situation import stuck
 from tests.store.world import (
     Connection,
     asked,
+    asked_mutex,
     begun,
     claim,
     claim_message,
@@ -104,6 +106,25 @@ async def test_an_open_wait_for_an_event_is_a_reason_and_a_filled_one_is_not(con
 
     await conn.execute("update waypost.wait set inbox_id = 1")
     assert set(await listed(conn)) == {(holder.execution, "no-reason"), (waits, "no-reason")}
+
+
+async def test_who_waits_for_a_mutex_has_a_reason_unless_whoever_has_it_has_ended(conn: Connection) -> None:
+    first, second = await held(conn), await held(conn)
+    for holder in (first, second):
+        turn = holder.turn(asked_mutex("weld/mutex"), mutexes=[NewMutex("weld/mutex", "step", "line-7")])
+        assert await commit(conn, holder, turn)
+    assert await listed(conn) == []  # nobody has it: a worker gives it
+
+    assert await mutexes.grant(conn, limit=10) == (1, False)
+    assert await listed(conn) == []
+
+    await conn.execute(
+        "update waypost.execution set status = 'failed', wake_at = null, finished_at = now() where execution_id = %s",
+        (first.execution,),
+    )
+    assert await listed(conn) == [(second.execution, "mutex-stranded")]
+    assert await mutexes.grant(conn, limit=10) == (1, False)
+    assert await listed(conn) == []
 
 
 async def test_what_is_held_or_finished_needs_no_reason(conn: Connection) -> None:

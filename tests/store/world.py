@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from orchestrator.core.fact import Fact
 from orchestrator.store import commits, executions, workers
-from orchestrator.store.commits import ClosedWait, NewMessage, NewWait, Turn
+from orchestrator.store.commits import ClosedWait, NewMessage, NewMutex, NewWait, Turn
 from receiver.inbox import MailItem, Posted, post
 from tests.waiting import until
 
@@ -60,6 +60,8 @@ class Held:
         take_back: Sequence[UUID] = (),
         waits: Sequence[NewWait] = (),
         closes: Sequence[ClosedWait] = (),
+        mutexes: Sequence[NewMutex] = (),
+        lets_go: Sequence[str] = (),
     ) -> Turn:
         """A turn that writes `facts` (kind, path, data), or one that says nothing in particular."""
         written = facts or (("ended", "step", {}),)
@@ -86,11 +88,17 @@ class Held:
             taken_back=[(self.position + len(made), message) for message in take_back],
             waits=list(waits),
             closed_waits=list(closes),
+            mutexes=list(mutexes),
+            let_go=list(lets_go),
         )
 
 
 def asked(path: str) -> tuple[str, str, Json]:
     return ("asked", path, {"kind": "call", "name": "pay", "args": {"do": "call", "name": "pay"}})
+
+
+def asked_mutex(path: str, *, key: str = "line-7") -> tuple[str, str, Json]:
+    return ("asked", path, {"kind": "mutex", "name": path.removesuffix("/mutex"), "args": {"key": key}})
 
 
 def message(

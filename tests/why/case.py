@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.store.kin import ChildRow
+from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.situation import Around, EndpointRow, Situation
 from orchestrator.store.tries import WorkerRow
@@ -47,6 +48,27 @@ def asked_person(*, due: float | None = None) -> Said:
     until = {} if due is None else {"due": at(due).isoformat()}
     args = {"subject": "spend", "who": ["group:finance", "ann"], "choices": ["approve", "reject"]}
     return ("asked", "spend/decision", {"kind": "decision", "name": "decision", "args": args} | until)
+
+
+def asked_mutex(path: str = "pack/mutex", name: str = "pack") -> Said:
+    return ("asked", path, {"kind": "mutex", "name": name, "args": {"key": "line-7"}})
+
+
+OTHER: Final = "0193f000-0000-7000-8000-000000000002"
+
+
+def mutex(
+    path: str = "pack/mutex",
+    *,
+    of: str = ID,
+    kind: str = "step",
+    granted: float | None = None,
+    status: str = "open",
+    ahead: int = 0,
+    waiting: int = 0,
+) -> MutexRow:
+    since = None if granted is None else at(granted)
+    return MutexRow(kind, "line-7", path, of, "order", "1", status, at(-30), since, ahead, waiting)
 
 
 def reminds(seconds: float) -> Said:
@@ -98,6 +120,7 @@ def case(
     undoing: bool = False,
     deadline: float | None = None,
     children: list[ChildRow] | None = None,
+    mutexes: list[MutexRow] | None = None,
 ) -> Situation:
     """An execution that said `said` half a minute ago, after it was started."""
     facts: list[Said] = [("started", "", {"input": {}}), *said]
@@ -119,4 +142,5 @@ def case(
         worker=worker,
         around=Around(NOW, holders, stuck),
         children=children or [],
+        mutexes=mutexes or [],
     )  # fmt: skip
