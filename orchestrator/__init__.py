@@ -1,6 +1,7 @@
 """Durable sagas over signed webhooks: `from orchestrator import workflow, Context`."""
 
 from contracts.messages import Command, Effect, Event, Refused, command
+from contracts.probe import CannotSay, Done, Finding, NotDone
 from contracts.sensitive import Sensitive
 from orchestrator.core.approval import Decision
 from orchestrator.core.bounds import bounded
@@ -19,7 +20,6 @@ from orchestrator.core.errors import (
     TimedOut,
     UsageError,
 )
-from orchestrator.core.probe import CannotSay, Done, NotDone
 from orchestrator.core.retry import Retry
 from orchestrator.core.spans import days, hours, minutes, seconds
 from orchestrator.core.terms import Local, local
@@ -38,6 +38,7 @@ __all__ = [
     "Effect",
     "Elapsed",
     "Event",
+    "Finding",
     "FlowError",
     "Handle",
     "Local",

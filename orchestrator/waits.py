@@ -25,7 +25,7 @@ def waiting(it: Situation, now: datetime) -> Explanation:
         told = f"{died}; it is taken up again at {when(until, now)}."
         return Explanation(Code.TAKEN_OVER, told, since=since, until=until)
     found = open_in(journal(it))
-    told = [open_ask(it, ask, now) for ask in found.asks]
+    told = [open_ask(it, ask, now) for ask in found.asks if not ask.probing]
     if not told:
         told = [settling(it, ask, now) for ask in found.settling]
     if not told:
@@ -60,7 +60,7 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
                 path=ask.path,
                 attempt=ask.tries + 1,
             )
-        case (("call" | "undo"), "call"):
+        case (("call" | "probe" | "undo"), "call"):
             return called(it, ask, now)
         case _:
             raise unknown(it, f"{ask.kind} {ask.what} open at {ask.path!r}")
@@ -260,11 +260,13 @@ def child_at(it: Situation, ask: OpenAsk) -> ChildRow:
 
 
 def subject(ask: OpenAsk) -> str:
-    """What is asked, and where; an undo says what it takes back."""
+    """What is asked, and where; an undo says what it takes back, a probe what it asks about."""
     if ask.kind == "child":
         return f"child {ask.args.get('flow')} (at {ask.path})"
     if ask.kind == "undo":
         return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
+    if ask.kind == "probe":
+        return f"the probe of {ask.name} by {ask.what} (at {ask.path})"
     local = "transaction" if ask.kind == "transaction" else "step"
     return f"{local if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
 

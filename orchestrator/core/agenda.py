@@ -42,6 +42,13 @@ class Agenda:
             ask.due = datetime.fromisoformat(due)
             heapq.heappush(self.due, (ask.due, fact.position, ask.path))
 
+    def sent_again(self, ask: Ask, fact: Fact) -> None:
+        """The message of `ask` is made again, as `fact` says: what was probed has a time of its own then."""
+        ask.retry_at, ask.sent_at = None, fact.at
+        if "due" in fact.data:
+            ask.due = datetime.fromisoformat(fact.data["due"])
+            heapq.heappush(self.due, (ask.due, fact.position, ask.path))
+
     def close(self, ask: Ask) -> None:
         """Nobody waits for `ask` any more, and no person has to decide about it."""
         self.needs.pop(ask.path, None)
@@ -91,10 +98,11 @@ class Agenda:
 
     def is_over(self, ask: Ask) -> bool:
         """Whether `ask` is open only for an answer: no try of it begins any more."""
-        return ask.overdue or ask.path in self.needs
+        return ask.overdue or ask.probed is not None or ask.path in self.needs
 
     def attempted(self, ask: Ask, fact: Fact) -> None:
         """A try of `ask` failed, as `fact` says, and when the next one begins."""
+        self.decisions.pop(ask.path, None)
         ask.attempt = fact.data["attempt"] + 1
         if ask.watch is not None:
             ask.watch.left = fact.data.get("left")

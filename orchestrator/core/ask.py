@@ -14,7 +14,7 @@ from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
 
-MAY_HAVE_ACTED: Final = frozenset({"call", "step", "undo", "child"})
+MAY_HAVE_ACTED: Final = frozenset({"call", "probe", "step", "undo", "child"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
 ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "mutex", "transaction"}
@@ -51,13 +51,15 @@ class Ask:
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
     `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back. `stopped`
     is why a child that was told to end is; whoever waits for it gets that when it has. Nothing else with the same
-    `mutex` is asked for meanwhile; `behind` an ask for that comes what is to have it.
+    `mutex` is asked for meanwhile; `behind` an ask for that comes what is to have it. `probe` asks what became of a
+    call; `probed` is such an ask that is open, one of `probes`, which has its call `behind` it; `lost` is why nobody
+    knows.
     """
 
     __slots__ = (
-        "args", "asked_at", "attempt", "behind", "due", "effect", "entry", "hold", "kind", "mutex", "name", "overdue",
-        "path", "position", "retry", "retry_at", "sent_at", "stopped", "timeout", "undo", "undoes", "until", "watch",
-        "work",
+        "args", "asked_at", "attempt", "behind", "due", "effect", "entry", "hold", "kind", "lost", "mutex", "name",
+        "overdue", "path", "position", "probe", "probed", "probes", "retry", "retry_at", "sent_at", "stopped",
+        "timeout", "undo", "undoes", "until", "watch", "work",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +100,10 @@ class Ask:
         self.undoes: dict[str, Json] = {}
         self.mutex: str | None = None
         self.behind: Ask | None = None
+        self.probe: Json = None
+        self.probed: Ask | None = None
+        self.probes = 0
+        self.lost: dict[str, Json] = {}
 
     @property
     def is_local(self) -> bool:
@@ -106,8 +112,8 @@ class Ask:
 
     @property
     def is_message(self) -> bool:
-        """Whether it leaves as a message: a call, or an undo by a command."""
-        return self.kind == "call" or (self.kind == "undo" and self.args["do"] == "call")
+        """Whether it leaves as a message: a call, its probe, or an undo by a command."""
+        return self.kind in {"call", "probe"} or (self.kind == "undo" and self.args["do"] == "call")
 
     @property
     def is_exact(self) -> bool:

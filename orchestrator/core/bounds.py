@@ -11,7 +11,7 @@ from contracts.limits import CALL_TIMEOUT
 from contracts.messages import Action
 from orchestrator.core.ask import since
 from orchestrator.core.errors import UsageError
-from orchestrator.core.retry import ONCE, UNDO_RETRY, Retry
+from orchestrator.core.retry import ONCE, PROBE_RETRY, UNDO_RETRY, Retry
 
 Json = Any
 A = TypeVar("A")
@@ -53,7 +53,8 @@ def bounded(
     timeout: timedelta | None = None,
     retry: Retry | None = None,
 ) -> Action | Callable[[Any], Action | None]:
-    """An undo, or how to make one from the result, with bounds of its own: `undo=bounded(cancel, timeout=hours(2))`.
+    """An undo, or how to make one from the result, or a probe, with bounds of its own:
+    `undo=bounded(cancel, timeout=hours(2))`.
 
     `timeout` is for all its tries together (default: one day for a command, none for a function), `retry` says when
     it is tried again (default: a command that its service gave up is not, a function has 20 tries). What is not
@@ -86,13 +87,17 @@ def check(said: dict[str, Json], timeout: timedelta | None, retry: Retry) -> Non
         raise UsageError(f"{what}: retry.within of {retry.within}: expected at most its timeout of {longest}")
 
 
-def bounds_of(action: dict[str, Json]) -> tuple[timedelta | None, Retry]:
-    """How long `action` may take, and when it is tried again: as it says, or as all of its kind."""
+def bounds_of(action: dict[str, Json], *, probes: bool = False) -> tuple[timedelta | None, Retry]:
+    """How long `action` may take, and when it is tried again: as it says, or as all of its kind. `probes`: it asks what
+    became of something.
+    """
     said: dict[str, Json] = action.get("bounds") or {}
     local = action["do"] == "step"
     timeout, retry = said.get("timeout"), said.get("retry")
     usual = None if local else CALL_TIMEOUT
     return (
         usual if timeout is None else timedelta(seconds=timeout),
-        (UNDO_RETRY if local else ONCE) if retry is None else Retry.from_data(retry),
+        (UNDO_RETRY if local else PROBE_RETRY if probes else ONCE)
+        if retry is None
+        else Retry.from_data(retry),
     )

@@ -19,6 +19,7 @@ from contracts.limits import (
     SPAN_MAX,
 )
 from contracts.messages import Action, Command, Effect, Event, command, marks
+from contracts.probe import Finding
 from contracts.sensitive import places_of
 from orchestrator.core import attributes as own
 from orchestrator.core.approval import Decision, approval_of
@@ -31,7 +32,6 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.mutexes import key_of
 from orchestrator.core.names import is_name, named
 from orchestrator.core.path import Frame
-from orchestrator.core.probe import Finding
 from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
 from orchestrator.core.terms import (
     Local,
@@ -41,6 +41,7 @@ from orchestrator.core.terms import (
     check_ops,
     fitting,
     holds,
+    probes,
     promise,
     resends,
     result_adapter,
@@ -83,6 +84,7 @@ class Context:
         undo: Undo[R] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        probe: Action | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         mutex: str | None = None,
         name: str | None = None,
@@ -99,6 +101,7 @@ class Context:
         undo: Undo[R] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        probe: Action | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         mutex: str | None = None,
         name: str | None = None,
@@ -114,6 +117,7 @@ class Context:
         undo: Undo[Json] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        probe: Action | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         mutex: str | None = None,
         name: str | None = None,
@@ -129,6 +133,7 @@ class Context:
         undo: Undo[Any] | None = None,
         retry: Retry | None = None,
         timeout: timedelta | None = None,
+        probe: Action | None = None,
         unknown: Literal["raise", "hold"] | None = None,
         mutex: str | None = None,
         name: str | None = None,
@@ -139,7 +144,9 @@ class Context:
         message's expiry; then the outcome is unknown: `unknown="hold"` asks a person, "raise" (the default)
         raises. The relay tries to deliver it until then; `retry` is for what a service answers: a command that it
         gave up (`.failed`), with a code that the policy covers, is sent again under the same key, as another
-        message. A refusal never is. Of all calls, steps and transactions with the same `mutex` one is under way at a
+        message. A refusal never is. When the outcome is unknown and settled, the command `probe` asks what became of
+        it: that ends the call as done, or as refused unless `retry` covers the code `not-done`; while it cannot say,
+        it is asked again. Of all calls, steps and transactions with the same `mutex` one is under way at a
         time, in the order of their asking; the time to wait for that does not count as the call's. `name` tells calls
         of one type apart; default is the last dotted part of the type.
 
@@ -166,10 +173,12 @@ class Context:
             timeout=since(timeout) or CALL_TIMEOUT,
             retry=ONCE
             if retry is None
-            else resends(action["name"], retry, timeout or CALL_TIMEOUT, once=once),
+            else resends(action["name"], retry, None if probe else timeout or CALL_TIMEOUT, once=once),
             hold=holds(unknown),
             effect=str(Effect.AT_MOST_ONCE) if once else "",
         )
+        if probe is not None:
+            ask.probe = probes(action, probe)
         if mutex is not None:
             ask.mutex = key_of(f"call of {action['name']}", mutex)
         return fitting(adapter, await suspend(ask), ask)

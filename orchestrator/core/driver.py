@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from contracts.errors import NotEncodable, TooLarge
@@ -32,7 +32,7 @@ from orchestrator.core.finished import finished
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import ClosedWait, Journal
 from orchestrator.core.mutexes import Mutexes, is_settling, turn_for
-from orchestrator.core.path import undo_path
+from orchestrator.core.path import probe_path, undo_path
 from orchestrator.core.status import Status
 from orchestrator.core.undoing import Held, Undoing
 
@@ -123,8 +123,7 @@ class Driver:
         undo = None if ask.is_exact else ask.undo  # what has not ended then needs none
         if undo is not None:
             data["undo"] = making_undo(ask.path, undo, False, None)
-        if ask.effect:
-            data["effect"] = ask.effect
+        data |= promised(ask)
         fact = journal.recall("asked", ask.path, data)
         if fact is None:
             text, unfit = self._fit(data, ask)
@@ -169,6 +168,36 @@ class Driver:
         if ask.kind == "event" and self.journal.is_new(fact):
             self.journal.closed_waits.append(ClosedWait(ask, fact.position))
 
+    def ask_probe(self, branch: Branch, call: Ask) -> None:
+        """Ask what became of `call`, of which nobody knows, and which has settled. Its branch waits as before."""
+        call.probes += 1
+        timeout, retry = bounds_of(call.probe, probes=True)
+        probe = Ask("probe", call.path, call.probe, timeout=timeout, retry=retry)
+        probe.path, probe.behind, call.probed = probe_path(call.path, call.probes), call, probe
+        data: dict[str, Json] = {"kind": "probe", "name": call.path, "args": call.probe}
+        if timeout is not None:
+            data["due"] = self.journal.due_in(timeout)
+        self.agenda.add(branch, probe, self.journal.produce("asked", probe.path, data))
+        branch.at = call
+
+    def probe_ended(self, probe: Ask, fact: Fact) -> None:
+        """What a probe found out is decided about its call; when it found nothing out, the call stays unknown."""
+        call = probe.behind
+        assert call is not None, f"{fact}: a probe has its call behind it"
+        self.agenda.close(probe)
+        call.probed = None
+        self.agenda.decisions[call.path] = found_by(fact.data) or {
+            "outcome": "unknown",
+            "error": {name: said for name, said in call.lost.items() if name != "settling"}
+            | {"probed": True},
+        }
+
+    def withdraw_probe(self, call: Ask) -> None:
+        """Nobody needs to ask any more what became of `call`."""
+        if call.probed is not None:
+            probe, call.probed = call.probed, None
+            self._withdraw(probe)
+
     def withdraw(self, asks: Iterable[Ask]) -> None:
         """Nobody waits for `asks` any more. What may be under way has to settle, unless its time was over before."""
         for ask in asks:
@@ -176,6 +205,7 @@ class Driver:
 
     def _withdraw(self, ask: Ask) -> None:
         settled, idle = self.agenda.is_over(ask), ask.is_between_sends
+        self.withdraw_probe(ask)
         fact = self.journal.produce("withdrawn", ask.path, {"kind": ask.kind, "name": ask.name})
         if ask.is_child:
             self._stop_child(ask, fact)
@@ -323,12 +353,36 @@ class Driver:
             self.agenda.hold(Held("undo-failed", ask.path, reason_of(fact.data), entry))
 
 
+def promised(ask: Ask) -> dict[str, Json]:
+    """What holds when nobody knows what became of `ask`, where that is said."""
+    said = {"effect": ask.effect or None, "probe": ask.probe}
+    return {name: one for name, one in said.items() if one is not None}
+
+
 def placed(branch: Branch, ask: Ask) -> Ask:
     """`ask` with its path; or what comes before it, when it is to have a mutex and has no path yet."""
     if ask.path:
         return ask
     ask.path = branch.frame.next(ask.name)
     return ask if ask.mutex is None else turn_for(ask)
+
+
+def found_by(said: dict[str, Json]) -> dict[str, Json] | None:
+    """What the end of a probe says became of its call; None when it does not say."""
+    value: Json = said.get("value")
+    if said["outcome"] != "done" or not isinstance(value, dict):
+        return None
+    finding = cast("dict[str, Json]", value)
+    match finding.get("found"):
+        case "done":
+            return {"outcome": "done", "value": finding.get("reply")}
+        case "not_done":
+            return {
+                "outcome": "refused",
+                "error": {"code": "not-done", "detail": "its probe says that it was not done"},
+            }
+        case _:
+            return None
 
 
 def making_undo(path: str, undo: Callable[[bool, Json], Json], known: bool, value: Json) -> Json:  # noqa: FBT001  # the undo's own shape

@@ -23,7 +23,7 @@ from orchestrator.core.ask import ANSWERED, MAY_HAVE_ACTED, STEP_VERDICTS, UNDO_
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches
 from orchestrator.core.children import id_of
-from orchestrator.core.driver import Driver, making_undo
+from orchestrator.core.driver import Driver, found_by, making_undo
 from orchestrator.core.errors import (
     ENDINGS,
     Cancelled,
@@ -231,9 +231,14 @@ class Machine:
             if (
                 found is None
                 or found[1].kind not in ANSWERED
-                or (path in self.agenda.needs and data.get("outcome") == "unknown")
+                or (
+                    data.get("outcome") == "unknown"
+                    and (path in self.agenda.needs or found[1].probed is not None)
+                )
             ):
                 kind = "late"
+            elif found[1].kind == "probe" and found_by(data) is None:
+                kind, data = self._probe_unclear(found[1], data, max(self.at, at))
             elif found[1].is_message and data.get("outcome") == "failed":
                 kind, data = self._call_failed(found[1], data, max(self.at, at))
         self._tell(kind, path, data, at, actor)
@@ -267,6 +272,17 @@ class Machine:
         error = error | {"attempts": ask.attempt}
         return "attempted", {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
 
+    def _probe_unclear(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
+        """The fact that says that a probe found nothing out: it is asked again later, or that was the end."""
+        error = error_in(data)
+        if data["outcome"] == "done":
+            error = {"code": "probe-unclear", "detail": "its probe cannot say"}
+        next_at = self._next_try(ask, now) if ask.retry.covers(str(error.get("code"))) else None
+        if next_at is None or ask.due is None or next_at >= ask.due:
+            return "ended", {"outcome": "unknown", "error": error}
+        error = error | {"attempts": ask.attempt}
+        return "attempted", {"attempt": ask.attempt, "error": error, "next_at": next_at.isoformat()}
+
     def fire(self, now: datetime) -> bool:
         """Let the earliest due time pass, if it has come; False when none has."""
         due = self.next_due()
@@ -277,7 +293,10 @@ class Machine:
             return True
         ask = self.agenda.take_due()
         if ask.retry_at == due[0] and ask.is_message:
-            self._tell("resent", ask.path, {"attempt": ask.attempt}, now)
+            said: dict[str, Json] = {"attempt": ask.attempt}
+            if ask.due is None and ask.timeout is not None:  # its time was over, and its probe says: not done
+                said["due"] = (max(self.at, now) + ask.timeout).isoformat()
+            self._tell("resent", ask.path, said, now)
         elif ask.retry_at == due[0]:
             ask.retry_at = None
         elif ask.kind in MAY_HAVE_ACTED:
@@ -435,7 +454,12 @@ class Machine:
                 return
             path, data = decided
             journal.at = max(journal.at, journal.present)
-            self._input("ended", path, data, journal.encoded(data, what=f"ended {path}"), "worker")
+            kind, found = "ended", agenda.open[path][1]
+            if found.probe is not None and data["outcome"] == "refused" and found.probes:
+                kind, data = self._call_failed(found, data, journal.at)
+            elif data["outcome"] == "done" and "of" not in data:
+                data = self._with_undo(path, data)
+            self._input(kind, path, data, journal.encoded(data, what=f"{kind} {path}"), "worker")
 
     def _with_undo(self, path: str, data: dict[str, Json]) -> dict[str, Json]:
         """`data` with the undo that its reply makes exact; from then on that one counts."""
@@ -495,17 +519,14 @@ class Machine:
         branch, ask = found
         agenda.decisions.pop(fact.path, None)
         outcome: str = fact.data["outcome"]
-        if ask.kind in {"mutex", "undo"}:
+        if ask.kind in {"mutex", "probe", "undo"}:
             self._own_ended(branch, ask, fact)
             return
         if ask.is_exact and outcome == "done" and ask.undo is not None:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
+        self._driver.withdraw_probe(ask)
         self.undoing.ended(ask, fact, outcome)
-        if outcome == "unknown" and ask.hold:
-            ask.due = ask.retry_at = None
-            ask.overdue = bool(error_in(fact.data).get("settling"))
-            if not ask.overdue:  # else it may yet turn out what became of it
-                agenda.hold(Held("unknown-outcome", ask.path, reason_of(fact.data)))
+        if outcome == "unknown" and self._stays_open(branch, ask, fact):
             return
         self._driver.close(ask, fact)
         if ask.stopped is not None:
@@ -523,10 +544,30 @@ class Machine:
         """An ask ended that the program did not make itself."""
         if ask.kind == "mutex":
             self._driver.granted(branch, ask, fact)
+        elif ask.kind == "probe":
+            self._driver.probe_ended(ask, fact)
         elif ask.is_local and error_in(fact.data).get("settling"):
             ask.due, ask.overdue = None, True  # it still runs, and may turn out to be done
         else:
             self._driver.undo_ended(ask, fact)
+
+    def _stays_open(self, branch: Branch, ask: Ask, fact: Fact) -> bool:
+        """Whether `ask`, of which nobody knows, stays open: once it has settled, its probe is asked, or a person."""
+        error = error_in(fact.data)
+        probes = ask.probe is not None and "probed" not in error
+        if not probes and not ask.hold:
+            return False
+        ask.due = ask.retry_at = None
+        ask.overdue = bool(error.get("settling"))
+        if probes:
+            ask.lost = ask.lost or error
+        if ask.overdue:  # it may yet turn out what became of it
+            return True
+        if probes:
+            self._driver.ask_probe(branch, ask)
+        else:
+            self.agenda.hold(Held("unknown-outcome", ask.path, reason_of(fact.data)))
+        return True
 
     def _event_of(self, fact: Fact) -> Json:
         """What was received where `fact` says."""
@@ -551,7 +592,8 @@ class Machine:
         if found is None:
             return
         ask = found[1]
-        ask.retry_at, ask.sent_at = None, fact.at
+        self.agenda.sent_again(ask, fact)
+        ask.lost = {}
         if ask.entry is not None and ask.kind != "undo":
             ask.entry.asked_at, ask.entry.again = fact.at, True
         if self.journal.is_new(fact):

@@ -69,6 +69,11 @@ def undo_path(path: str, attempt: int) -> str:
     return f"{path}/undo" if attempt == 1 else f"{path}/undo#{attempt}"
 
 
+def probe_path(path: str, number: int) -> str:
+    """Where it is asked for the `number`-th time (from 1) what became of what stands at `path`."""
+    return f"{path}/probe" if number == 1 else f"{path}/probe#{number}"
+
+
 def mutex_path(path: str) -> str:
     """Where what stands at `path` waits for its mutex."""
     return f"{path}/mutex"

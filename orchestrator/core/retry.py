@@ -172,4 +172,7 @@ STEP_RETRY = Retry()
 UNDO_RETRY = Retry(attempts=20, cap=timedelta(hours=1))
 """A local undo: 20 tries, at most an hour apart. When they are used up, the execution is held."""
 
+PROBE_RETRY = Retry(attempts=300, within=timedelta(days=1))
+"""A probe of a command that cannot say: as often as fits into its day, at most 5 minutes apart."""
+
 ONCE = Retry(attempts=1)

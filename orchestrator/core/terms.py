@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple, get_type_hints
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from contracts.errors import shown
 from contracts.limits import IDENTITY_BYTES_MAX, NAME_BYTES_MAX
-from contracts.messages import Action, Effect, marks, plain
+from contracts.messages import Action, Command, Effect, marks, plain
+from contracts.probe import NotDone
 from contracts.sensitive import argument_places, faults_of, known, places_of, result_places
 from orchestrator.core.ask import PROBED, Ask, Watch, since
 from orchestrator.core.errors import ReplyInvalid, UsageError
@@ -178,13 +179,36 @@ def promise(
         ask.watch = Watch(attempt_timeout, heartbeat, probe)
 
 
-def resends(name: str, retry: Retry, timeout: timedelta, *, once: bool) -> Retry:
+def probes(action: dict[str, Json], probe: Action) -> dict[str, Json]:
+    """`probe`, which asks what became of the command `action`, as data. Raises UsageError when it never could."""
+    what = f"call of {action['name']}"
+    if action.get("effect") == Effect.IDEMPOTENT:
+        raise UsageError(f"{what}: probe= and an idempotent command: it may be sent again unasked")
+    said = sendable(probe.as_action())
+    if said["do"] != "call":
+        raise UsageError(f"{what}: probe= expected a command, found the function {said['name']}")
+    if said.get("effect") == Effect.AT_MOST_ONCE:
+        raise UsageError(
+            f"{what}: probe={said['name']}: it is asked again while it cannot say, not at most once"
+        )
+    if isinstance(probe, Command):
+        reply = cast("Command[Any]", probe).reply_
+        try:
+            finds = isinstance(reply.validate_python({"found": "not_done"}), NotDone)
+        except ValidationError:
+            finds = False
+        if not finds:
+            raise UsageError(f"{what}: probe={said['name']}: expected a command whose reply is a Finding")
+    return said
+
+
+def resends(name: str, retry: Retry, timeout: timedelta | None, *, once: bool) -> Retry:
     """`retry` as the policy of the command `name`. Raises UsageError for one that no command can have."""
     what = f"call of {name}"
     classes = [one.__name__ for one in (*retry.only, *retry.never) if not isinstance(one, str)]
     if classes:
         raise UsageError(f"{what}: retry= by {classes[0]}: expected codes, since a service answers with one")
-    if retry.within is not None and retry.within > timeout:
+    if retry.within is not None and timeout is not None and retry.within > timeout:
         raise UsageError(f"{what}: retry.within of {retry.within}: expected at most its timeout of {timeout}")
     if once and retry.attempts != 1:
         raise UsageError(

@@ -20,7 +20,7 @@ class OpenAsk:
 
     `tries` have ended without an end of the step, the last one with `error`; the next one comes at `next_at`, and a
     call is sent again then. `key` is that of an event, `args` all that is asked. One that is `withdrawn` nobody waits
-    for any more.
+    for any more. While it is `probing`, nobody knows what became of it, and that is asked, once it has settled.
     """
 
     path: str
@@ -36,6 +36,8 @@ class OpenAsk:
     key: str = ""
     args: dict[str, Json] = field(default_factory=dict[str, Json])
     has_undo: bool = False
+    has_probe: bool = False
+    probing: bool = False
     withdrawn: bool = False
 
 
@@ -68,18 +70,26 @@ def attempted(found: Open, fact: Fact) -> None:
                 tries=fact.data["attempt"],
                 error=error_in(fact.data),
                 next_at=datetime.fromisoformat(fact.data["next_at"]),
+                probing=False,
+                due=None if ask.probing else ask.due,
             )
 
 
 def resent(found: Open, fact: Fact) -> None:
     for i, ask in enumerate(found.asks):
         if ask.path == fact.path:
-            found.asks[i] = replace(ask, next_at=None)
+            due = fact.data.get("due")
+            found.asks[i] = replace(
+                ask, next_at=None, due=ask.due if due is None else datetime.fromisoformat(due)
+            )
 
 
 def ended(found: Open, fact: Fact) -> None:
     drop(found.settling, fact.path)
     ask = drop(found.asks, fact.path)
+    is_asked = fact.data["outcome"] == "unknown" and "probed" not in error_in(fact.data)
+    if ask is not None and ask.has_probe and is_asked:
+        found.asks.append(replace(ask, probing=True))
     if ask is not None and error_in(fact.data).get("settling"):
         found.settling.append(ask)
 
@@ -151,4 +161,5 @@ def ask_of(fact: Fact) -> OpenAsk:
         key=str(args.get("key") or ""),
         args=args,
         has_undo="undo" in fact.data,
+        has_probe="probe" in fact.data,
     )

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Final, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from contracts import probe as findings
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import PAYLOAD_BYTES_MAX
 from contracts.messages import Refused, plain
-from orchestrator.core import probe as findings
 from orchestrator.core.ask import Ask, Watch
 from orchestrator.core.errors import Cancelled, UsageError, code_of, in_words, storable
 from orchestrator.core.terms import positions, result_adapter

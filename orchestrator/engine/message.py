@@ -53,8 +53,12 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
     Its bytes are made here, once: the same on every try, and the same again should the turn be decided again.
     """
     action = fact.data["args"]
-    undone = fact.data["name"] if fact.data["kind"] == "undo" else None
-    key = execution_key(sender.execution, sender.epoch, fact.path if undone is None else undo_path(undone, 1))
+    about = fact.data["name"] if fact.data["kind"] in ("probe", "undo") else None
+    undone = about if fact.data["kind"] == "undo" else None
+    acts = fact.path if undone is None else undo_path(undone, 1)
+    if fact.data["kind"] == "probe" and "again" in fact.data:
+        acts = f"{acts}/{fact.data['again']}"  # it is asked anew, so what was said before may be wrong now
+    key = execution_key(sender.execution, sender.epoch, acts)
     identity = message_id(sender.execution, sender.epoch, fact.path, at=fact.at)
     envelope = Envelope(
         id=str(identity),
@@ -72,7 +76,7 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
         message_id=identity,
         path=fact.path,
         endpoint=action["endpoint"],
-        lane=key if undone is None else execution_key(sender.execution, sender.epoch, undone),
+        lane=key if about is None else execution_key(sender.execution, sender.epoch, about),
         body=encode_structured(envelope),
         at_most_once=fact.data.get("effect") == "at_most_once",
         expires_at=None if due is None else datetime.fromisoformat(due),
@@ -126,6 +130,8 @@ def extensions(fact: Fact, sender: Identity, key: str) -> dict[str, str | bool |
     }
     if "due" in fact.data:
         found["expirytime"] = instant(datetime.fromisoformat(fact.data["due"]))
+    if fact.data["kind"] == "probe":
+        found["probes"] = execution_key(sender.execution, sender.epoch, fact.data["name"])
     if "undoes_at" in fact.data:
         asked_at = datetime.fromisoformat(fact.data["undoes_at"])
         found["undoes"] = str(message_id(sender.execution, sender.epoch, fact.data["name"], at=asked_at))

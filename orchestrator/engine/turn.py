@@ -172,9 +172,9 @@ def is_emitted(fact: Fact) -> bool:
 
 
 def asks_for_message(fact: Fact) -> bool:
-    """Whether an `asked` fact sends a command: a call, or an undo by a command."""
+    """Whether an `asked` fact sends a command: a call, its probe, or an undo by a command."""
     return (
-        fact.data.get("kind") in ("call", "undo")
+        fact.data.get("kind") in ("call", "probe", "undo")
         and "args" in fact.data
         and fact.data["args"]["do"] == "call"
     )

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from contracts import Refused
-from orchestrator.core import probe as findings
+from contracts import probe as findings
 from orchestrator.core.ask import Ask, Watch
 from orchestrator.core.errors import UsageError
 from orchestrator.engine import attempt as attempt_module

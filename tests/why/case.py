@@ -38,6 +38,14 @@ def asked_call(*, due: float = 300, kind: str = "call", path: str = "charge") ->
     )  # fmt: skip
 
 
+def asked_probe() -> Said:
+    said: dict[str, Any] = {
+        "kind": "probe", "name": "charge", "args": {"do": "call", "name": "payment.was-charged"},
+        "due": at(900).isoformat(),
+    }  # fmt: skip
+    return ("asked", "charge/probe", said)
+
+
 def asked_event(*, key: str = "order-7", due: float | None = None) -> Said:
     until = {} if due is None else {"due": at(due).isoformat()}
     args = {"type": "payment.succeeded", "key": key}

@@ -27,6 +27,7 @@ from tests.why.case import (
     asked_event,
     asked_mutex,
     asked_person,
+    asked_probe,
     asked_step,
     at,
     attempted,
@@ -48,6 +49,8 @@ OVERDUE: Final[Said] = (
     "deliver",
     {"outcome": "unknown", "error": {"code": "timeout", "settling": True}},
 )
+PROBED: Final[Said] = (CALL[0], CALL[1], {**CALL[2], "probe": None})
+LOST: Final[Said] = ("ended", "charge", {"outcome": "unknown", "error": {"code": "sent"}})
 UNDO: Final = asked_call(kind="undo", path="charge/undo")
 
 
@@ -132,6 +135,19 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("awaiting-reply", case(
         UNDO, undoing=True,
         messages=[replace(TRIED, path="charge/undo", state="delivered", http_status=202)],
+    )),
+    ("awaiting-reply", case(
+        PROBED, LOST, asked_probe(), messages=[
+            replace(TRIED, state="dead"), replace(MESSAGE, path="charge/probe", state="delivered", attempts=1),
+        ],
+    )),
+    ("step-retry", case(PROBED, LOST, asked_probe(), attempted(1, 45, "charge/probe"), messages=[MESSAGE])),
+    ("step-retry", case(
+        PROBED, LOST, asked_probe(), ("ended", "charge/probe", {"outcome": "done", "value": {"found": "not_done"}}),
+        attempted(1, 45, "charge"), messages=[MESSAGE],
+    )),
+    ("settling", case(
+        PROBED, TIMED_OUT, wake=None, messages=[replace(TRIED, state="stopping", lease_until=at(11))],
     )),
     ("settling", case(
         asked_call(due=-9), TIMED_OUT, undoing=True, wake=None,
