@@ -1,4 +1,4 @@
-"""CloudEvents 1.0.2 in the structured JSON form: what is signed and sent, as one immutable value.
+"""CloudEvents 1.0.2 in the structured JSON form, one or many: what is signed and sent, as immutable values.
 
 The published SDK is not used on this path: it invents `id` and `time` where they are missing, so that every
 retry of such an event would be a new one, and it accepts what the specification forbids. Here a missing
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 from contracts import strict_json
-from contracts.errors import MalformedEvent, shown
+from contracts.errors import LimitExceeded, MalformedEvent, shown
 from contracts.limits import (
     ATTRIBUTE_BYTES_MAX,
     EXTENSION_NAME_CHARACTERS_MAX,
@@ -34,6 +34,7 @@ from contracts.limits import (
 from contracts.strict_json import Json
 
 STRUCTURED: Final = "application/cloudevents+json"
+BATCH: Final = "application/cloudevents-batch+json"
 
 
 class Absent(Enum):
@@ -91,6 +92,11 @@ def encode_structured(envelope: Envelope) -> bytes:
     return strict_json.encode(members, what="event").encode()
 
 
+def encode_batch(envelopes: Iterable[Envelope]) -> bytes:
+    """The bytes of several events, the same for equal ones. Raises MalformedEvent, NotEncodable."""
+    return b"[" + b",".join(encode_structured(envelope) for envelope in envelopes) + b"]"
+
+
 def foreign_extensions(extensions: Mapping[str, Extension]) -> Iterator[str]:
     for name in extensions:
         if name in RESERVED:
@@ -102,7 +108,33 @@ def decode_structured(body: bytes) -> Envelope:
 
     Raises MalformedJson when the body is no strict JSON, else MalformedEvent with every problem that it has.
     """
-    members = strict_json.decode(body, what="event")
+    return event_of(strict_json.decode(body, what="event"))
+
+
+def decode_batch(body: bytes, *, events_max: int) -> list[Envelope]:
+    """The events in `body`, in their order; there may be none, and one may be there twice.
+
+    Raises MalformedJson, LimitExceeded, and MalformedEvent with the problems of the first element that is no event.
+    """
+    elements = strict_json.decode(body, what="batch")
+    if not isinstance(elements, list):
+        raise MalformedEvent([f"expected an array of events, found {kind_of(elements)}"])
+    found = cast("list[Json]", elements)
+    if len(found) > events_max:
+        raise LimitExceeded("events of a batch", len(found), events_max)
+    return [element_of(element, number) for number, element in enumerate(found)]
+
+
+def element_of(element: Json, number: int) -> Envelope:
+    try:
+        return event_of(element)
+    except MalformedEvent as error:
+        told = (line.replace("expected ", f"in element {number} expected ", 1) for line in error.problems)
+        raise MalformedEvent(list(told)) from None
+
+
+def event_of(members: Json) -> Envelope:
+    """The event of that JSON. Raises MalformedEvent with every problem that it has."""
     if not isinstance(members, dict):
         raise MalformedEvent([f"expected an object, found {kind_of(members)}"])
     event = cast("dict[str, Any]", members)

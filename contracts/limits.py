@@ -53,6 +53,13 @@ ATTRIBUTE_BYTES_MAX: Final = 2048  # any other attribute: time, dataschema, an e
 EXTENSIONS_MAX: Final = 32  # extension attributes of one event
 EXTENSION_NAME_CHARACTERS_MAX: Final = 64  # the specification asks for 20 and allows more
 
+# Contracts of events
+CONTRACTS_MAX: Final = 200  # that one tenant has registered
+SCHEMA_BYTES_MAX: Final = 64 * 1024  # of one of them
+SCHEMA_DEPTH_MAX: Final = 64  # of a schema, and of what is checked with it
+SCHEMA_STEPS_MAX: Final = 100_000  # schemas that one value is compared with
+SCHEMA_PATTERN_CHARACTERS_MAX: Final = 4096  # of a text where a schema has a pattern
+
 # Signatures (Standard Webhooks)
 SECRET_BYTES_MIN: Final = 24  # the specification: 24 to 64
 SECRET_BYTES_MAX: Final = 64
@@ -73,6 +80,7 @@ RECEIVE_CONNECTIONS_MAX: Final = 2048  # open connections of one process; more a
 RECEIVE_BATCH_MAX: Final = (
     100  # events in one transaction; post_mail locks at most 256 keys, an event has two
 )
+RECEIVE_EVENTS_MAX: Final = 100  # of one request in batched mode: they are one transaction
 RECEIVE_WRITERS: Final = 1  # transactions at once in one process
 RECEIVE_WAIT_SECONDS: Final = 10.0  # for the durable answer of the database; then 503
 RECEIVE_TRIES_MAX: Final = 4  # of one transaction that failed for a passing reason; then 503

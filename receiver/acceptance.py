@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Final
 
@@ -41,6 +43,21 @@ class Accepted(web.Response):
 def accepted(posted: Posted) -> Accepted:
     """The answer to what was stored. A duplicate gets what the first got, and a header that says so."""
     return Accepted(posted.answer or "unmatched", duplicate=posted.outcome == "duplicate")
+
+
+def accepted_all(posted: Sequence[Posted], quarantined: int) -> web.Response:
+    """The answer to a batch. One of which nothing is new is a duplicate."""
+    repeated = sum(one.outcome == "duplicate" for one in posted)
+    headers = DUPLICATE if posted and repeated == len(posted) else STORED
+    told = {"answer": "batch", "events": len(posted), "duplicates": repeated, "quarantined": quarantined}
+    body = json.dumps(told).encode()
+    return web.Response(status=202, body=body, headers=headers.copy())
+
+
+def set_apart(*, new: bool) -> web.Response:
+    """The answer to what was kept apart: sending it again would not help."""
+    headers = STORED if new else DUPLICATE
+    return web.Response(status=202, body=b'{"answer": "quarantined"}', headers=headers.copy())
 
 
 def is_plain(request: web.BaseRequest) -> bool:

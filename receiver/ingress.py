@@ -13,21 +13,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
-from contracts.errors import BadSignature, WaypostError, shown
+from contracts.envelope import STRUCTURED, Envelope, decode_batch, encode_structured
+from contracts.errors import BadSignature, LimitExceeded, WaypostError, shown
+from contracts.limits import RECEIVE_EVENTS_MAX
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
-from receiver.acceptance import accepted
+from receiver.acceptance import accepted, accepted_all, set_apart
 from receiver.answers import consent
 from receiver.arrivals import Arrival
 from receiver.authenticity import Proof
 from receiver.inbox import Posted
 from receiver.intake import Intake, is_away
 from receiver.listener import listen
+from receiver.mapping import Unmapped
+from receiver.quarantine import Kept, Reason, fault_of, headers_for, keep, told
 from receiver.rates import Rates, TooMany
 from receiver.requests import (
     Refusal,
@@ -36,6 +41,8 @@ from receiver.requests import (
     event_in,
     expect_nothing,
     faults_of,
+    is_batch,
+    is_mapped,
     problem,
     read,
     refusal_of,
@@ -44,7 +51,7 @@ from receiver.requests import (
     unavailable,
     unpacked,
 )
-from receiver.senders import NOBODY, Sender, Senders
+from receiver.senders import CONNECTION_SECONDS, NOBODY, Sender, Senders
 from receiver.settings import ReceiverSettings
 
 PATIENCE: Final = 60
@@ -160,9 +167,66 @@ class Receiver:
         if sender.policy.challenge is not None and (said := answer_to_challenge(request, body, sender)):
             self.observer.saw("sender.challenged", sender=sender.name)
             return said
-        envelope, kept = event_in(request, body, sender)
-        arrival = Arrival.of(sender, signed_name(sender, proof, body), envelope, kept, asked_at=asked_at)
-        return accepted(await self._store(arrival))
+        name = signed_name(sender, proof, body)
+        if is_batch(request.headers):
+            return await self._take_batch(sender, name, body, asked_at)
+
+        def apart(event: Envelope | None, reason: Reason, detail: str) -> Kept:
+            return Kept(sender, headers_for(sender, request.headers), body, name, event, reason, detail)
+
+        try:
+            envelope, kept = event_in(request.headers, body, sender)
+        except Unmapped as error:
+            return await self._keep(apart(None, "mapping", told(error.problems)))
+        if fault := fault_of(sender, envelope, now=self._now()):
+            return await self._keep(apart(envelope, *fault))
+        posted = await self._store(Arrival.of(sender, name, envelope, kept, asked_at=asked_at))
+        if posted.outcome != "conflict":
+            return accepted(posted)
+        detail = f"id: expected what inbox row {posted.inbox_id} says, found something else under its name"
+        answer = await self._keep(apart(envelope, "conflict", detail))
+        if is_mapped(request.headers, sender):
+            return answer  # a provider that is told 409 says it again and again
+        raise Refusal(409, "conflict")
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock(), UTC)
+
+    async def _keep(self, *kept: Kept) -> web.Response:
+        """Keep apart what is no mail, durably, and acknowledge it."""
+        async with self.senders.pool.connection(CONNECTION_SECONDS) as conn, conn.transaction():
+            new = [await keep(conn, one) for one in kept]
+        for one in kept:
+            self.observer.saw("event.quarantined", sender=one.sender.name, reason=one.reason)
+        return set_apart(new=any(new))
+
+    async def _take_batch(
+        self, sender: Sender, name: str | None, body: bytes, asked_at: float
+    ) -> web.StreamResponse:
+        """Take all events of a batch, or none. What was signed as one name names each by its place."""
+        try:
+            envelopes = decode_batch(body, events_max=RECEIVE_EVENTS_MAX)
+        except LimitExceeded as error:
+            raise Refusal(413, "batch-size", detail=str(error)) from None
+        apart: list[Kept] = []
+        arrivals: list[Arrival] = []
+        for place, it in enumerate(envelopes):
+            part = name and f"{name}.{place}"
+            if fault := fault_of(sender, it, now=self._now()):
+                apart.append(
+                    Kept(sender, {"content-type": STRUCTURED}, encode_structured(it), part, it, *fault)
+                )
+            else:
+                arrivals.append(Arrival.of(sender, part, it, encode_structured(it), asked_at=asked_at))
+        posted = await self.intake.take_all(arrivals)
+        if apart:
+            await self._keep(*apart)
+        for one in posted:
+            if one.outcome == "stored":
+                self.observer.saw("event.stored", sender=sender.name, answer=one.answer)
+            else:
+                self.observer.saw(f"event.{one.outcome}", tenant=sender.tenant_id, sender=sender.name)
+        return accepted_all(posted, len(apart))
 
     async def _store(self, arrival: Arrival) -> Posted:
         posted = await self.intake.take(arrival)
@@ -171,8 +235,6 @@ class Receiver:
             self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)
         else:
             self.observer.saw(f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name)
-        if posted.outcome == "conflict":
-            raise Refusal(409, "conflict")
         return posted
 
     async def _authentic(self, request: web.BaseRequest, sender: Sender | None) -> tuple[bytes, Proof]:

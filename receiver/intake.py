@@ -17,7 +17,7 @@ from typing import Any, Final
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from contracts.errors import ContractViolation, Unavailable
+from contracts.errors import Conflict, ContractViolation, Unavailable
 from contracts.limits import RECEIVE_TRIES_MAX, RETRY_AFTER_SECONDS
 from contracts.observer import Observer
 from receiver import inbox
@@ -35,6 +35,12 @@ class Unstorable(ContractViolation):
     """The database refuses the data of an event, though the event keeps to all rules that we know."""
 
     code = "unstorable"
+
+
+class Conflicting(Conflict):
+    """Something else has the name of an event already."""
+
+    code = "event-conflict"
 
 
 @dataclass(slots=True)
@@ -108,6 +114,43 @@ class Intake:
             self.writers.add(writer)
             writer.add_done_callback(self.writers.discard)
         return await waiting.told
+
+    async def take_all(self, arrivals: Sequence[Arrival]) -> list[Posted]:
+        """Store all of them or none, and return what became of each when that is durable.
+
+        Raises what `take` raises, and Conflicting when a name is taken by something else.
+        """
+        items = [mail_of(arrival) for arrival in arrivals]
+        if not items:
+            return []
+        try:
+            posted: list[Posted] = await AsyncRetrying(
+                stop=stop_after_attempt(RECEIVE_TRIES_MAX),
+                wait=wait_random_exponential(multiplier=2 * PAUSE_SECONDS, max=0.5),
+                retry=retry_if_exception(self._is_passing),
+                reraise=True,
+            )(self._try_all, items)
+        except Exception as error:
+            if inbox.is_bad_data(error):
+                self.observer.saw("event.unstorable", error=error)
+                raise Unstorable("the database refuses the data of an event") from error
+            raise failure(error) from error
+        self._announce(posted)
+        return posted
+
+    async def _try_all(self, items: Sequence[MailItem]) -> list[Posted]:
+        async with (
+            asyncio.timeout(self.settings.wait_seconds),
+            self.pool.connection(CONNECTION_SECONDS) as conn,
+            conn.transaction(),
+        ):
+            posted = await inbox.post(conn, items, traced=self.traced)
+            for one in posted:
+                if fault := fault_of(one.outcome):
+                    raise fault
+                if one.outcome == "conflict":
+                    raise Conflicting("another event has the name of one in the batch")
+            return posted
 
     async def drain(self) -> None:
         """Return when nothing waits any more."""

@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 from contracts.binary import REQUIRED, decode_binary
 from contracts.envelope import (
     ABSENT,
+    BATCH,
     CORE,
     STRUCTURED,
     Envelope,
@@ -43,6 +44,10 @@ GZIP: Final = 16 + zlib.MAX_WBITS
 PATHS_KEPT_MAX: Final = 512  # in memory; senders post to the same one again and again
 
 FAULTS_TOLD_MAX: Final = 3  # of an event, with what was expected; the others are named only
+
+
+Headers = Mapping[str, str]
+"""Names and values; names have no case."""
 
 
 class Refusal(Exception):
@@ -98,27 +103,31 @@ def check_headers(request: web.BaseRequest, sender: Sender) -> Proof:
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity" and not (encoding == "gzip" and sender.policy.gzip):
         raise Refusal(415, "content-encoding")
-    if not (is_structured(request) or is_binary(request) or is_mapped(request, sender)):
+    if not (is_structured(headers) or is_batch(headers) or is_binary(headers) or is_mapped(headers, sender)):
         raise Refusal(415, "content-type", detail=f"expected an event as {STRUCTURED}")
     return sender.verifier.proof(headers)
 
 
-def is_structured(request: web.BaseRequest) -> bool:
+def is_structured(headers: Headers) -> bool:
     """Whether the body is the event; headers that repeat its attributes mean nothing then."""
-    return media_type(request.headers.get("content-type", "")) == STRUCTURED
+    return media_type(headers.get("content-type", "")) == STRUCTURED
 
 
-def is_binary(request: web.BaseRequest) -> bool:
+def is_batch(headers: Headers) -> bool:
+    """Whether the body is an array of events."""
+    return media_type(headers.get("content-type", "")) == BATCH
+
+
+def is_binary(headers: Headers) -> bool:
     """Whether the headers are the event's attributes. Formats that we do not read are no data."""
-    headers = request.headers
     if media_type(headers.get("content-type", "")).startswith(FORMATS):
         return False
     return any(name in headers for name in REQUIRED)
 
 
-def is_mapped(request: web.BaseRequest, sender: Sender) -> bool:
+def is_mapped(headers: Headers, sender: Sender) -> bool:
     """Whether it may be a webhook that is no event, and is made one by its sender's rules."""
-    kind = media_type(request.headers.get("content-type", ""))
+    kind = media_type(headers.get("content-type", ""))
     return sender.policy.event is not None and not kind.startswith(FORMATS)
 
 
@@ -158,18 +167,18 @@ def answer_to_challenge(request: web.BaseRequest, body: bytes, sender: Sender) -
     return None if text is None else challenged(text)
 
 
-def event_in(request: web.BaseRequest, body: bytes, sender: Sender) -> tuple[Envelope, bytes]:
+def event_in(headers: Headers, body: bytes, sender: Sender) -> tuple[Envelope, bytes]:
     """The event of a request, and what is kept of it: structured JSON.
 
     Of one in binary mode, and of a webhook that is none, that is all of its attributes, and the bytes that were signed
-    as `data_base64`. Raises Refusal when the mode is not the sender's, MalformedEvent, MalformedJson.
+    as `data_base64`. Raises Refusal when the mode is not the sender's, MalformedEvent, MalformedJson, Unmapped.
     """
-    if is_structured(request):
+    if is_structured(headers):
         return decode_structured(body), body
-    if sender.policy.event is not None and not (sender.binary_mode and is_binary(request)):
-        kind = request.headers.get("content-type", "")
+    if sender.policy.event is not None and not (sender.binary_mode and is_binary(headers)):
+        kind = headers.get("content-type", "")
         content = content_of(sender.policy.event, kind, body)
-        envelope = event_from(sender.policy.event, request.headers, content, kind)
+        envelope = event_from(sender.policy.event, headers, content, kind)
         return envelope, encode_structured(replace(envelope, data=body or ABSENT))
     if not sender.binary_mode:
         raise Refusal(
@@ -177,7 +186,7 @@ def event_in(request: web.BaseRequest, body: bytes, sender: Sender) -> tuple[Env
             "binary-mode",
             detail=f"expected an event as {STRUCTURED}: this sender may not use the binary content mode",
         )
-    envelope = decode_binary(request.headers.items(), body)
+    envelope = decode_binary(headers.items(), body)
     return envelope, encode_structured(replace(envelope, data=body or ABSENT))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, LiteralString
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from contracts.errors import BadSecret, VaultError
+from contracts.json_schema import Checker, SchemaInvalid
 from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX, SENDERS_KEPT_MAX
 from contracts.observer import Observer
 from contracts.signature import PublicKey, Secret
@@ -38,8 +39,8 @@ SINGLE_HEADERS: Final = ("content-type", "content-encoding", "content-length")
 class Sender:
     """Somebody who may post. `unreadable`: some secret of it, or its settings, could not be read, which is our fault.
 
-    `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover. `single` are
-    the headers that it may send once only.
+    `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover. `contracts`
+    are those of its tenant, by type and dataschema. `single` are the headers that it may send once only.
     """
 
     tenant_id: int
@@ -49,6 +50,7 @@ class Sender:
     unreadable: bool = False
     binary_mode: bool = False
     policy: Policy = STANDARD
+    contracts: Mapping[tuple[str, str], Checker] = field(default_factory=dict[tuple[str, str], Checker])
     verifier: Verifier = field(init=False, compare=False, repr=False)
     single: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
@@ -64,7 +66,11 @@ NOBODY: Final = Sender(0, "", "retired", (), policy=policy_of("svix", {}))
 
 
 SENDER: Final[LiteralString] = """
-    select s.tenant_id, s.state, s.binary_mode, s.scheme, s.settings, k.key_id, k.algorithm, k.nonce, k.ciphertext
+    select s.tenant_id, s.state, s.binary_mode, s.scheme, s.settings,
+           (select jsonb_agg(jsonb_build_array(c.type, c.dataschema, c.schema))
+              from waypost.contract c
+             where c.tenant_id = s.tenant_id) as contracts,
+           k.key_id, k.algorithm, k.nonce, k.ciphertext
       from waypost.tenant t
       join waypost.sender s using (tenant_id)
       left join waypost.secret k on k.tenant_id = s.tenant_id and k.owner_kind = 'sender' and k.owner_name =
@@ -83,15 +89,16 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
     rows = await (await conn.execute(SENDER, parameters)).fetchall()
     if not rows:
         return None
-    tenant_id, state, binary_mode, scheme, settings = rows[0][:5]
+    tenant_id, state, binary_mode, scheme, settings, contracts = rows[0][:6]
     try:
         policy = policy_of(scheme, settings)
-    except SettingsInvalid as error:
+        checkers = {(type_, dataschema): Checker(schema) for type_, dataschema, schema in contracts or ()}
+    except (SettingsInvalid, SchemaInvalid) as error:
         observer.saw("sender.unreadable", sender=sender, error=error)
         return Sender(tenant_id, sender, state, (), unreadable=True)
     secrets: list[Key] = []
     unreadable = False
-    for key_id, algorithm, nonce, ciphertext in (row[5:] for row in rows if row[5] is not None):
+    for key_id, algorithm, nonce, ciphertext in (row[6:] for row in rows if row[6] is not None):
         owner = secret_context(tenant=tenant_id, owner_kind="sender", owner_name=sender, key_id=key_id)
         try:
             key = vault.open(ciphertext, nonce=nonce, associated=owner)
@@ -99,7 +106,7 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
         except (VaultError, BadSecret) as error:
             unreadable = True
             observer.saw("secret.unreadable", error=error)
-    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode, policy)
+    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode, policy, checkers)
 
 
 class Senders:

@@ -16,7 +16,7 @@ import psycopg
 
 from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
 from migrations.runner import MigrationError
-from orchestrator.cli import approvals, demo, dev, operations, register, roles, schemas
+from orchestrator.cli import approvals, demo, dev, inbox, operations, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.flows import flow
 from orchestrator.cli.mutexes import mutex
@@ -38,6 +38,8 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "sender": register.sender,
     "subscription": subscription,
     "mutex": mutex,
+    "inbox": inbox.inbox,
+    "contract": inbox.contract,
     "start": operations.start,
     "show": operations.show,
     "why": why,

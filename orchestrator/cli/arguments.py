@@ -13,6 +13,9 @@ from orchestrator.core.status import Status
 from orchestrator.settings import span
 from receiver.schemes import PRESETS
 
+REASONS: Final = ("early", "late", "orphaned", "unmatched", "contract", "mapping", "expired", "conflict")
+"""Why something that came moved nothing."""
+
 BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"
 
 SETTINGS: Final = "what is particular to it, as JSON or @FILE: see docs/receiving.md"
@@ -84,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_roles(command)
     add_registry(command)
+    add_inbox(command)
     add_operations(command)
     add_orders(command)
     add_contracts(command)
@@ -212,6 +216,41 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
         for name, metavar, meaning in ENDPOINT_OPTIONS if verb == "set" else ():
             one.add_argument(name, metavar=metavar, help=meaning)
         add_output(one)
+
+
+def add_inbox(command: Command) -> None:
+    inbox = command("inbox", "What came and moved nothing, and why.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    listing = inbox.add_parser("list", help="all of it, the newest first")
+    listing.add_argument("--reason", choices=REASONS, help="for this reason only")
+    listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
+    add_output(listing, "table")
+    for verb, help_ in (
+        ("show", "everything about one"),
+        ("explain", "which waits it nearly met, and which condition failed"),
+        ("redrive", "let in what was kept apart, by the settings and contracts of now"),
+    ):
+        one = inbox.add_parser(verb, help=help_)
+        one.add_argument("id", type=key, metavar="ID", help="as `list` prints it")
+        if verb == "redrive":
+            one.add_argument("--by", required=True, metavar="NAME", help="who decides; it is kept")
+        add_output(one)
+    contract = command("contract", "What events of a type must be like.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    add = contract.add_parser("add", help="keep apart events of a type that do not fit")
+    add.add_argument("file", metavar="FILE", help="as `waypost contracts --out` writes it, or a JSON Schema")
+    add.add_argument("--type", type=key, metavar="TYPE", help="of events, beside a JSON Schema")
+    add.add_argument("--dataschema", type=key, default="", metavar="URI", help="only of those that name it")
+    add_output(add)
+    remove = contract.add_parser("remove", help="take events of a type as they come")
+    remove.add_argument("type", type=key, metavar="TYPE")
+    remove.add_argument(
+        "--dataschema", type=key, default="", metavar="URI", help="the one of this dataschema"
+    )
+    add_output(remove)
+    add_output(contract.add_parser("list", help="all contracts"), "table")
 
 
 def add_secret_options(add: argparse.ArgumentParser) -> None:

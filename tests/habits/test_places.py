@@ -15,7 +15,8 @@ SQL: Final = re.compile(
     r"\b(select|insert\s+into|update|delete\s+from|call)\b[\s\S]*\bwaypost\.", re.IGNORECASE
 )
 SPEAKS_SQL: Final = re.compile(
-    r"orchestrator/store/\w+\.py|relay/(outbox|endpoints|health|replies)\.py|receiver/(inbox|senders)\.py|migrations/runner\.py"
+    r"orchestrator/store/\w+\.py|relay/(outbox|endpoints|health|replies)\.py"
+    r"|receiver/(inbox|quarantine|senders)\.py|migrations/runner\.py"
 )
 SPEAKS_HTTP: Final = re.compile(
     r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py|orchestrator/telemetry/health\.py"

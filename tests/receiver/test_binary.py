@@ -358,7 +358,6 @@ HEADERS: dict[str, tuple[int, list[str], bytes]] = {
     ),
     "a header that is too long": (400, [], changed(subject="hostile" * (RECEIVE_FIELD_BYTES_MAX // 7 + 2))),
     "a content type that is none": (400, ["datacontenttype"], of_json(b"{}", "hostile")),
-    "a batch": (415, [], of_json(b"[]", "application/cloudevents-batch+json")),
     "a format that we do not read": (415, [], of_json(b"hostile", "application/cloudevents+avro")),
     "json in utf-16": (
         400,

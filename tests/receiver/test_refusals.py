@@ -94,7 +94,7 @@ ROUTES: dict[str, tuple[int, bytes]] = {
 CONTENT: dict[str, tuple[int, bytes]] = {
     "json that is no event": (415, request(HOSTILE, replace={"content-type": "application/json"})),
     "no content type": (415, request(HOSTILE, replace={"content-type": None})),
-    "a batch": (415, request(HOSTILE, replace={"content-type": "application/cloudevents-batch+json"})),
+    "a batch": (400, request(HOSTILE, replace={"content-type": "application/cloudevents-batch+json"})),
     "avro": (415, request(HOSTILE, replace={"content-type": "application/cloudevents+avro"})),
     "binary mode, whose headers nobody signed": (
         415,

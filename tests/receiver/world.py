@@ -86,12 +86,18 @@ class World:
         return await self.send(request(event, **how))
 
     async def refused(self, sent: bytes) -> Answer:
-        """Send, and check what holds for every refusal: the database is unchanged, and nothing is repeated."""
+        """Send, and check what holds for every refusal: the database is unchanged, and nothing is repeated.
+
+        What says something else under a name that is taken is kept apart, where it changes nothing.
+        """
         before = await dump(self.conn)
 
         answer = await self.send(sent)
 
-        assert await dump(self.conn) == before
+        after = await dump(self.conn)
+        if answer.status == 409:
+            before["quarantine"] = after["quarantine"]
+        assert after == before
         assert b"hostile" not in answer.raw
         assert len(answer.raw) < 600
         assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,141 @@
+"""What is authentic and is no mail yet: kept apart with its reason, until a person lets it in.
+
+It was acknowledged, since sending it again would not help. Its sender is told the same when it sends it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, LiteralString
+
+from multidict import CIMultiDict
+
+from contracts import strict_json
+from contracts.envelope import ABSENT, Envelope, is_timestamp
+from contracts.json_schema import Violated
+from contracts.limits import PROBLEMS_MAX
+from contracts.strict_json import Json
+from receiver.inbox import Connection
+from receiver.senders import Sender
+
+Reason = Literal["contract", "mapping", "expired", "conflict"]
+DETAIL_CHARACTERS_MAX: Final = 2000
+"""Of what is kept about why."""
+SKEW_SECONDS: Final = 60
+"""That the clock of whoever says `expirytime` may be ahead of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something to keep apart. `headers` and `body` are what was received; `event` is what could be read of it."""
+
+    sender: Sender
+    headers: Mapping[str, str]
+    body: bytes
+    webhook_id: str | None
+    event: Envelope | None
+    reason: Reason
+    detail: str
+
+    @property
+    def digest(self) -> bytes:
+        head = json.dumps(sorted(self.headers.items())).encode()
+        return hashlib.sha256(len(head).to_bytes(4, "big") + head + self.body).digest()
+
+
+def headers_for(sender: Sender, headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that say what was sent, and none of those that prove who did."""
+    mapped = sender.policy.event.headers() if sender.policy.event else ()
+    proof = sender.policy.signature.header
+    found = {name.lower(): value for name, value in headers.items()}
+    return {
+        name: value.encode("utf-8", "backslashreplace").decode()
+        for name, value in found.items()
+        if (name == "content-type" or name.startswith("ce-") or name in mapped) and name not in proof
+    }
+
+
+def fault_of(
+    sender: Sender, envelope: Envelope, *, now: datetime, late_too: bool = False
+) -> tuple[Reason, str] | None:
+    """Why an event is to be kept apart, and what about it; None when it is mail. `late_too` lets in what is too old."""
+    said = envelope.extensions.get("expirytime")
+    if not late_too and isinstance(said, str) and is_over(said, now):
+        return "expired", f"expirytime: expected a moment that has not passed, found {said}"
+    if not sender.contracts:
+        return None
+    contract = sender.contracts.get((envelope.type, envelope.dataschema or "")) or sender.contracts.get(
+        (envelope.type, "")
+    )
+    if contract is None:
+        return None
+    try:
+        contract.check(value_of(envelope))
+    except Violated as error:
+        return "contract", "\n".join(error.problems)[:DETAIL_CHARACTERS_MAX]
+    return None
+
+
+def value_of(envelope: Envelope) -> Json:
+    if isinstance(envelope.data, bytes):
+        return None
+    return None if envelope.data is ABSENT else envelope.data
+
+
+def is_over(said: str, now: datetime) -> bool:
+    """What is no moment that Python can hold is none that has passed."""
+    if not is_timestamp(said):
+        return False
+    try:
+        return (
+            datetime.fromisoformat(said.upper()).astimezone(UTC).timestamp() + SKEW_SECONDS < now.timestamp()
+        )
+    except (ValueError, OverflowError):
+        return False
+
+
+def told(problems: Sequence[str]) -> str:
+    return "\n".join(problems[:PROBLEMS_MAX])[:DETAIL_CHARACTERS_MAX]
+
+
+KEEP: Final[LiteralString] = """
+    insert into waypost.quarantine as q
+           (tenant_id, sender, reason, detail, source, event_id, type, key, webhook_id, headers, body, digest)
+    values (%(tenant)s::int, %(sender)s::text, %(reason)s::text, %(detail)s::text, %(source)s::text,
+            %(event_id)s::text, %(type)s::text, %(key)s::text, %(webhook_id)s::text, %(headers)s::jsonb,
+            %(body)s::bytea, %(digest)s::bytea)
+        on conflict (tenant_id, sender, digest)
+        do update set times = q.times + 1
+    returning times
+"""
+
+
+async def keep(conn: Connection, kept: Kept) -> bool:
+    """Keep it durably, in autocommit; whether it is new."""
+    event = kept.event
+    parameters = {
+        "tenant": kept.sender.tenant_id,
+        "sender": kept.sender.name,
+        "reason": kept.reason,
+        "detail": kept.detail.replace("\0", "\\0"),
+        "source": event and event.source,
+        "event_id": event and event.id,
+        "type": event and event.type,
+        "key": event and event.subject,
+        "webhook_id": kept.webhook_id,
+        "headers": strict_json.encode(dict(kept.headers), what="headers"),
+        "body": kept.body,
+        "digest": kept.digest,
+    }
+    row = await (await conn.execute(KEEP, parameters)).fetchone()
+    assert row is not None, "what is inserted or updated returns"
+    return row[0] == 1
+
+
+def as_headers(stored: Mapping[str, str]) -> CIMultiDict[str]:
+    """Headers as they were kept, to be read as those of a request are."""
+    return CIMultiDict(stored)
