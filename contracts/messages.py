@@ -70,7 +70,8 @@ class Command(BaseModel, Generic[R]):
     """A message that asks a service to act; `R` is the type of its reply (None when it has none).
 
     Requests refuse unknown fields. Replies are read by `R`, which by pydantic's default ignores them, so a
-    service may add some. Raises TypeError when a class names an `endpoint` without a `type`, or the reverse.
+    service may add some. One with a `type` alone is work for a queue: nobody can call it. Raises TypeError when a class
+    names an `endpoint` without a `type`.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -89,9 +90,9 @@ class Command(BaseModel, Generic[R]):
         **config: Any,
     ) -> None:
         super().__init_subclass__(**config)
-        if bool(endpoint) != bool(type):
-            raise TypeError(f"{cls.__name__}: a command names both endpoint= and type=, or neither")
-        if endpoint:
+        if endpoint and not type:
+            raise TypeError(f"{cls.__name__}: a command with an endpoint= names a type= too")
+        if type:
             cls.endpoint_, cls.type_, cls.effect_ = endpoint, type, Effect(effect)
 
     @classmethod
@@ -104,7 +105,7 @@ class Command(BaseModel, Generic[R]):
                 return
 
     def as_action(self) -> dict[str, Json]:
-        if not self.type_:
+        if not self.endpoint_:
             raise TypeError(f"{type(self).__name__} names no endpoint= and type=, so nobody can act on it")
         return {
             "do": "call",

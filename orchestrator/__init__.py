@@ -24,6 +24,7 @@ from orchestrator.core.retry import Retry
 from orchestrator.core.spans import days, hours, minutes, seconds
 from orchestrator.core.terms import Local, local
 from orchestrator.engine.pulse import attempt
+from orchestrator.tasks import Tasks
 from orchestrator.workflow import Workflow, workflow
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "StepError",
     "StepFailed",
     "StepRefused",
+    "Tasks",
     "TimedOut",
     "UsageError",
     "Workflow",

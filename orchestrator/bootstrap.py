@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,6 +31,8 @@ from orchestrator.store import database
 from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import NOTIFY, Hints, running
 from orchestrator.store.transactions import check_role
+from orchestrator.task_worker import TASK_CONNECTIONS, TaskLimits, TaskWorker
+from orchestrator.tasks import load as load_tasks
 from orchestrator.worker import STEP_THREADS, Worker
 from receiver import loop
 from receiver.ingress import Receiver
@@ -202,6 +204,43 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
         async with watch.serving(found, stop, lease=lease):
             await work.run(stop)
     leave_threads()
+
+
+async def task_worker(
+    settings: Settings, modules: Sequence[str], *, queues: Sequence[str], concurrency: int
+) -> None:
+    """A worker of queues, until it is asked to stop."""
+    from orchestrator.telemetry.processed import Processed  # noqa: PLC0415  # as in `watch_of`
+
+    tasks = load_tasks(modules)
+    watch = watch_of(settings, "tasks")
+    said = watch.said
+    libraries.hear(said)
+    async with (
+        stopping() as stop,
+        pool(settings, part="tasks", size=TASK_CONNECTIONS) as found,
+        running(Hints(settings.listen_dsn())) as hints,
+        Processed.exporting(said, traced=watch.traced) as spans,
+    ):
+        work = TaskWorker(
+            found,
+            tasks,
+            queues=queues,
+            hints=hints,
+            observer=said,
+            limits=TaskLimits(concurrency=concurrency, lease=task_lease(settings)),
+            current=spans.current,
+            ended=spans.ended,
+        )
+        async with watch.serving(found, stop):
+            await work.run(stop)
+    leave_threads()
+
+
+def task_lease(settings: Settings) -> timedelta:
+    """A lease below the default asks for quick recovery everywhere: then a task is held no longer either."""
+    ours = TaskLimits().lease
+    return ours if settings.lease >= LEASE else min(ours, settings.lease)
 
 
 def leave_threads() -> None:

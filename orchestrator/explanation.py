@@ -39,6 +39,9 @@ class Code(StrEnum):
     ENDPOINT_PAUSED = "endpoint-paused"
     ENDPOINT_NO_SECRET = "endpoint-no-secret"  # noqa: S105  # no password
     AWAITING_REPLY = "awaiting-reply"
+    TASK_QUEUED = "task-queued"
+    TASK_RUNNING = "task-running"
+    TASK_SILENT = "task-silent"
     AWAITING_EVENT = "awaiting-event"
     AWAITING_DECISION = "awaiting-decision"
     AWAITING_CHILD = "awaiting-child"

@@ -29,8 +29,8 @@ Network = IPv4Network | IPv6Network
 LEASE: Final = timedelta(seconds=30)
 LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(minutes=10)
-HEALTH_PORTS: Final = ("worker", "relay", "receiver")
-"""Who takes the first health port, the next and the one after, so that all can run on one machine."""
+HEALTH_PORTS: Final = ("worker", "relay", "receiver", "tasks")
+"""Who takes the first health port, the next and those after, so that all can run on one machine."""
 SEGMENT_GAP_MIN: Final = timedelta(seconds=1)
 ROLE_BYTES_MAX: Final = 63  # of a name in PostgreSQL
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE

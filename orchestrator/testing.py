@@ -306,7 +306,8 @@ def _is(what: object, ask: Ask) -> bool:
     if isinstance(what, Workflow):
         return ask.is_child and action["flow"] == cast("Workflow[Any, Any]", what).name
     if isinstance(what, Command):
-        return action == cast("Command[Any]", what).as_action()
+        wanted = cast("Command[Any]", what)
+        return action.get("name") == wanted.type_ and action.get("data") == wanted.model_dump(mode="json")
     if isinstance(what, type) and issubclass(what, Command):
         return action.get("name") == cast("type[Command[Any]]", what).type_
     return action.get("name") == address(cast("Callable[..., Any]", what))

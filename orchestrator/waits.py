@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from contracts.limits import SHOWN_CHARACTERS_MAX
 from orchestrator.core.status import Status
 from orchestrator.core.waiting import OpenAsk, open_in
 from orchestrator.explanation import Code, Explanation, journal, unknown
@@ -15,6 +17,7 @@ from orchestrator.store.kin import ChildRow
 from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import MessageRow
 from orchestrator.store.situation import Situation
+from orchestrator.store.tasks import TaskRow
 from orchestrator.words import failure, last_try, when
 
 
@@ -34,7 +37,7 @@ def waiting(it: Situation, now: datetime) -> Explanation:
     return replace(first, also=tuple(one for one in told if one is not first))
 
 
-def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:  # a case for each kind
     match ask.kind, ask.do:
         case "timer", _ if ask.due is not None:
             told = f"It has been sleeping since {when(ask.asked_at, now)}, until {when(ask.due, now)}."
@@ -47,7 +50,7 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "decision" | "child" | "mutex", _:
             return OTHERS[ask.kind](it, ask, now)
-        case _, ("step" | "call") if ask.next_at is not None:
+        case _, ("step" | "call" | "task") if ask.next_at is not None:
             told = (
                 f"It waits for try {ask.tries + 1} of {subject(ask)} at {when(ask.next_at, now)}: "
                 f"try {ask.tries} failed with {failure(ask.error)}{deadline(ask, now)}."
@@ -62,6 +65,8 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
             )
         case (("call" | "probe" | "undo"), "call"):
             return called(it, ask, now)
+        case "task", "task":
+            return queued(it, ask, now)
         case _:
             raise unknown(it, f"{ask.kind} {ask.what} open at {ask.path!r}")
 
@@ -168,6 +173,45 @@ OTHERS: Final[Mapping[str, Callable[[Situation, OpenAsk, datetime], Explanation]
 }
 """What is said while others are waited for, by the kind of the ask."""
 
+
+def queued(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    """Work for the workers of a queue: nobody has it, or one of them."""
+    task = task_at(it, ask.path)
+    do: tuple[str, ...] = ()
+    match task.state:
+        case "due":
+            code, until = Code.TASK_QUEUED, ask.due
+            since = when(task.available_at, now)
+            words = f"has waited since {since} for a worker of queue {task.queue}, try {task.attempt}"
+            do = (f"see that `waypost tasks MODULE --queue {shlex.quote(task.queue)}` runs",)
+        case "expired":
+            code, until = Code.UNDELIVERED, ask.due
+            words = f"was taken by no worker of queue {task.queue} in time"
+        case "running" | "stopping" if task.lease_until is not None and task.began_at is not None:
+            code, until, words = done_by(task, task.began_at, task.lease_until, now)
+        case _:
+            raise unknown(it, f"task {task.state} for what is open at {ask.path!r}")
+    told = f"{capital(subject(ask))}, asked at {when(ask.asked_at, now)}, {words}{deadline(ask, now)}."
+    return Explanation(
+        code, told, since=task.began_at or task.available_at, until=until, path=ask.path, attempt=task.attempt,
+        holder=task.owner or task.queue, do=do,
+    )  # fmt: skip
+
+
+def done_by(task: TaskRow, began: datetime, until: datetime, now: datetime) -> tuple[Code, datetime, str]:
+    """Code, end of the lease and the middle of a sentence about a task that a worker has."""
+    who = f"by {task.owner} of queue {task.queue}, try {task.attempt}"
+    if until <= now:
+        return (
+            Code.TASK_SILENT,
+            until,
+            f"was being done {who}, which has been silent since {when(until, now)}",
+        )
+    said = "" if task.progress is None else f", last said {json.dumps(task.progress)[:SHOWN_CHARACTERS_MAX]}"
+    words = f"has been done since {when(began, now)} {who}{said}; the lease lasts until {when(until, now)}"
+    return Code.TASK_RUNNING, until, words
+
+
 Said = tuple[Code, str, datetime | None, tuple[str, ...]]
 """Code, the middle of a sentence, until when, and what a person can do."""
 
@@ -220,20 +264,32 @@ def being_sent(message: MessageRow, now: datetime) -> Said:
 
 
 def settling(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
+    doing = "is undoing, and waits" if it.row.undoing else "waits"
+    over = "which was withdrawn" if ask.withdrawn else "whose time is over"
     if ask.kind == "child":
         child = child_at(it, ask)
         told = (
-            f"It {'is undoing, and waits' if it.row.undoing else 'waits'} to know what became of {subject(ask)}, whose "
+            f"It {doing} to know what became of {subject(ask)}, whose "
             f"time is over: it told execution {child.execution_id}, which is {child.state}, to end."
         )
         return Explanation(Code.ENDING_CHILD, told, since=ask.due, path=ask.path, do=needs(child))
+    if ask.do == "task":
+        task = task_at(it, ask.path)
+        if task.state != "stopping" or task.lease_until is None:
+            raise unknown(it, f"task {task.state} for what settles at {ask.path!r}")
+        told = (
+            f"It {doing} to know what became of {subject(ask)}, {over}: {task.owner} of queue {task.queue} has try "
+            f"{task.attempt}, and a lease until {when(task.lease_until, now)}."
+        )
+        return Explanation(
+            Code.SETTLING, told, since=ask.due, until=task.lease_until, path=ask.path, attempt=task.attempt,
+            holder=task.owner,
+        )  # fmt: skip
     message = message_at(it, ask.path)
     if message.state != "stopping" or message.lease_until is None:
         raise unknown(it, f"message {message.state} for what settles at {ask.path!r}")
-    doing = "is undoing, and waits" if it.row.undoing else "waits"
     told = (
-        f"It {doing} to know what became of {subject(ask)}, "
-        f"{'which was withdrawn' if ask.withdrawn else 'whose time is over'}: "
+        f"It {doing} to know what became of {subject(ask)}, {over}: "
         f"try {message.attempts} to reach {message.endpoint} ends by {when(message.lease_until, now)}."
     )
     return Explanation(
@@ -259,6 +315,13 @@ def child_at(it: Situation, ask: OpenAsk) -> ChildRow:
     return found
 
 
+def task_at(it: Situation, path: str) -> TaskRow:
+    found = next((one for one in reversed(it.tasks) if one.path == path), None)
+    if found is None:
+        raise unknown(it, f"no task for what is open at {path!r}")
+    return found
+
+
 def subject(ask: OpenAsk) -> str:
     """What is asked, and where; an undo says what it takes back, a probe what it asks about."""
     if ask.kind == "child":
@@ -267,6 +330,8 @@ def subject(ask: OpenAsk) -> str:
         return f"the undo of {ask.name} by {ask.what} (at {ask.path})"
     if ask.kind == "probe":
         return f"the probe of {ask.name} by {ask.what} (at {ask.path})"
+    if ask.do == "task":
+        return f"task {ask.what} (at {ask.path})"
     local = "transaction" if ask.kind == "transaction" else "step"
     return f"{local if ask.do == 'step' else 'command'} {ask.what} (at {ask.path})"
 

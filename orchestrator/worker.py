@@ -29,7 +29,7 @@ from orchestrator.engine.ownership import Engine
 from orchestrator.engine.parking import Parking
 from orchestrator.engine.transaction import Transactions
 from orchestrator.flows import Flows
-from orchestrator.store import definitions, mutexes, situation, transactions, workers
+from orchestrator.store import definitions, mutexes, situation, tasks, transactions, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
@@ -269,6 +269,9 @@ class Worker:
                     self._observer.saw("executions taken over", number=len(taken), executions=taken[:10])
                     self._hints.give("execution")
                 await workers.forget(conn)
+                if lost := await tasks.expire(conn, limit=500):
+                    self._observer.saw("tasks lost", number=lost)
+                    self._hints.give("execution")
                 self._wire.routes = await definitions.reply_routes(conn)
             await asyncio.sleep(min(1.0, self._span.total_seconds() / 4) * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
 

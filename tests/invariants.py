@@ -172,6 +172,35 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
                             where i.tenant_id = m.tenant_id and i.sender = 'waypost' and i.source = 'waypost:mutex'
                               and i.event_id = m.ticket || '/granted' and p.execution_id = m.execution_id)
     """,
+    "task without its fact": """
+        select task_id from waypost.task t
+         where not exists (select 1 from waypost.journal j
+                            where (j.tenant_id, j.execution_id) = (t.tenant_id, t.execution_id)
+                              and j.path = t.path and kind = 'asked')
+    """,
+    "task asked without its row": """
+        select execution_id || ' ' || path from waypost.journal j
+         where kind = 'asked' and payload -> 'args' ->> 'do' = 'task'
+           and not exists (select 1 from waypost.task t
+                            where (t.tenant_id, t.execution_id) = (j.tenant_id, j.execution_id)
+                              and t.path = j.path)
+    """,
+    "mail does not fit its task": """
+        select z.task_id || ' ' || z.state || ' ' || z.n
+          from (select t.task_id, t.state,
+                       (select count(*) from waypost.mail m
+                          join waypost.inbox i using (inbox_id)
+                         where i.event_id = t.task_id || '/ended' and i.source = 'waypost:task'
+                           and (m.tenant_id, m.execution_id) = (t.tenant_id, t.execution_id)) as n
+                  from waypost.task t) z
+         where z.n <> case when z.state in ('due', 'running', 'stopping', 'expired') then 0 else 1 end
+    """,
+    "two tries of a task at once": """
+        select min(execution_id::text) || ' ' || path from waypost.task
+         where state in ('due', 'running', 'stopping')
+         group by tenant_id, execution_id, epoch, path
+        having count(*) > 1
+    """,
     "finished with an open wait": """
         select execution_id from waypost.execution
           join waypost.wait using (tenant_id, execution_id)
@@ -274,6 +303,9 @@ AT_REST: Final[dict[str, LiteralString]] = {
     "owned": "select execution_id from waypost.execution where owner is not null",
     "on its way": """
         select message_id || ' ' || state from waypost.outbox where state in ('due', 'sending', 'stopping')
+    """,
+    "task on its way": """
+        select task_id || ' ' || state from waypost.task where state in ('due', 'running', 'stopping')
     """,
     "waiting": "select execution_id || ' ' || path from waypost.wait",
     "waiting for its turn": "select execution_id || ' ' || path from waypost.mutex",

@@ -24,6 +24,7 @@ from orchestrator.cli.output import Exit, note, plain
 from orchestrator.cli.payloads import payloads
 from orchestrator.cli.replays import check_replay
 from orchestrator.cli.subscriptions import subscription
+from orchestrator.cli.tasks import task
 from orchestrator.cli.trace import trace
 from orchestrator.cli.why import why
 from orchestrator.settings import Settings
@@ -33,6 +34,8 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "migrate": roles.migrate,
     "worker": roles.worker,
     "relay": roles.relay,
+    "tasks": roles.tasks,
+    "task": task,
     "receiver": roles.receiver,
     "endpoint": register.endpoint,
     "sender": register.sender,
@@ -59,7 +62,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "dev": dev.run,
 }
 
-PARTS: Final = frozenset({"worker", "relay", "receiver"})
+PARTS: Final = frozenset({"worker", "relay", "receiver", "tasks"})
 """Commands that have nothing to say on stdout."""
 
 NOT_THERE: Final = frozenset({"42P01", "42883", "42703", "3F000"})

@@ -71,6 +71,13 @@ def execution(text: str) -> UUID:
         raise argparse.ArgumentTypeError(f"expected an execution's id, found {shown(text)}") from None
 
 
+def task_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a task's id, found {shown(text)}") from None
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="waypost",
@@ -89,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     add_registry(command)
     add_inbox(command)
     add_operations(command)
+    add_tasks(command)
     add_orders(command)
     add_contracts(command)
     add_versions(command)
@@ -109,6 +117,19 @@ def add_roles(command: Command) -> None:
     either.add_argument("--print-sql", action="store_true", help="print the scripts; needs no database")
     worker = command("worker", "Run flows. Any number of workers share the work.")
     worker.add_argument("modules", nargs="*", metavar="MODULE", help="with flows (else WAYPOST_FLOWS)")
+    tasks = command("tasks", "Do what waits in queues. Any number of workers share a queue.")
+    tasks.add_argument("modules", nargs="+", metavar="MODULE", help="with a Tasks() and its functions")
+    tasks.add_argument(
+        "--queue",
+        action="append",
+        required=True,
+        type=key,
+        metavar="QUEUE",
+        help="may be given more than once",
+    )
+    tasks.add_argument(
+        "--concurrency", type=count, default=8, metavar="N", help="at most so many at once (default: 8)"
+    )
     command("relay", "Send commands to the services. Any number of relays share the work.")
     command("receiver", "Take replies and events. Any number of receivers share the work.")
 
@@ -319,6 +340,19 @@ def add_operations(command: Command) -> None:
     add_output(listing, "table", "ids")
 
 
+def add_tasks(command: Command) -> None:
+    task = command("task", "Tries of tasks: what waits in queues, who has it, what became of it.")
+    verbs = task.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="tries, the newest first")
+    listing.add_argument("--queue", type=key, metavar="QUEUE")
+    listing.add_argument("--state", choices=TASK_STATES)
+    listing.add_argument("--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)")
+    add_output(listing, "table")
+    show = verbs.add_parser("show", help="one try")
+    show.add_argument("id", type=task_id, metavar="ID", help="as `task list` prints it")
+    add_output(show)
+
+
 def add_orders(command: Command) -> None:
     """What a person decides about executions."""
     resume = command("resume", "Let a held execution go on where it stopped.")
@@ -399,6 +433,7 @@ def add_versions(command: Command) -> None:
     add_output(check)
 
 
+TASK_STATES = (*("due", "running", "stopping", "done", "refused", "failed", "lost", "expired", "withdrawn"),)
 STATES = ("ready", "running", "waiting", *(str(status) for status in Status))
 
 

@@ -20,12 +20,15 @@ from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator import bootstrap
 from orchestrator.cli import advice
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table, terminal_width
+from orchestrator.cli.tasks import HEADINGS
+from orchestrator.cli.tasks import cells as cells_of
 from orchestrator.client import Client, ExecutionView
 from orchestrator.conditions import conditions
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.settings import Settings
 from orchestrator.store import versions
 from orchestrator.store.reading import ExecutionRow, FactRow
+from orchestrator.store.tasks import TaskRow, of_execution
 from orchestrator.store.tries import TryRow, served, tries
 
 TENANT: Final = 1
@@ -97,19 +100,23 @@ def read(text: str) -> str | bytes:
 
 
 def show(args: Namespace, settings: Settings) -> int:
-    view, tried, is_served = bootstrap.run(look_at(args.id, settings))
+    view, tried, is_served, left = bootstrap.run(look_at(args.id, settings))
     if args.output == "json":
-        say(as_json(whole(view, tried)))
+        say(as_json(whole(view, tried) | {"tasks": [asdict(one) for one in left]}))
     else:
-        say("\n\n".join(described(view, tried, is_served=is_served)))
+        queued = [table(HEADINGS, map(cells_of, left))] if left else []
+        say("\n\n".join([*described(view, tried, is_served=is_served), *queued]))
     return Exit.OK
 
 
-async def look_at(execution: UUID, settings: Settings) -> tuple[ExecutionView, list[TryRow], bool]:
+async def look_at(
+    execution: UUID, settings: Settings
+) -> tuple[ExecutionView, list[TryRow], bool, list[TaskRow]]:
     async with bootstrap.connection(settings) as conn:
         view = await Client(conn).shown(execution)
         tried = await tries(conn, view.row.execution_id, tenant=TENANT)
-        return view, tried, await served(conn, view.row.definition, view.row.version)
+        left = await of_execution(conn, view.row.execution_id, tenant=TENANT)
+        return view, tried, await served(conn, view.row.definition, view.row.version), left
 
 
 def whole(view: ExecutionView, tried: Iterable[TryRow]) -> dict[str, Any]:
@@ -205,6 +212,7 @@ def words(fact: FactRow) -> str:
         case "asked":
             args: dict[str, Any] = said.get("args") or {}
             to = f" to {args['endpoint']}" if args.get("endpoint") else ""
+            to = f" in queue {args['queue']}" if args.get("queue") else to
             text = (
                 f"{args.get('name') or args.get('flow') or said.get('name')}{to} {briefly(args.get('data'))}"
             )

@@ -38,6 +38,12 @@ def worker(args: Namespace, settings: Settings) -> int:
     return Exit.OK
 
 
+def tasks(args: Namespace, settings: Settings) -> int:
+    work = bootstrap.task_worker(settings, args.modules, queues=args.queue, concurrency=args.concurrency)
+    bootstrap.run(work)
+    return Exit.OK
+
+
 def relay(_: Namespace, settings: Settings) -> int:
     bootstrap.run(bootstrap.relay(settings))
     return Exit.OK

@@ -14,7 +14,7 @@ from orchestrator.core.retry import ONCE, Retry
 
 Json = Any
 
-MAY_HAVE_ACTED: Final = frozenset({"call", "probe", "step", "undo", "child"})
+MAY_HAVE_ACTED: Final = frozenset({"call", "probe", "step", "task", "undo", "child"})
 """Kinds of asks that a timeout leaves unknown. A timer's due time is its end, and an event's is a timeout."""
 
 ANSWERED: Final = MAY_HAVE_ACTED | {"decision", "mutex", "transaction"}
@@ -116,6 +116,16 @@ class Ask:
         return self.kind in {"call", "probe"} or (self.kind == "undo" and self.args["do"] == "call")
 
     @property
+    def is_task(self) -> bool:
+        """Whether it is work for the workers of a queue."""
+        return self.kind == "task"
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether somebody else does it, as a message or as a task: each try of it is one of its own."""
+        return self.is_message or self.is_task
+
+    @property
     def is_exact(self) -> bool:
         """Whether its effect and the fact that it ended are one commit: what has not ended is not done."""
         return self.kind == "transaction"
@@ -132,8 +142,10 @@ class Ask:
 
     @property
     def is_between_sends(self) -> bool:
-        """Whether it is a message that was answered, and that will be sent again: nothing of it is under way."""
-        return self.retry_at is not None and self.is_message
+        """Whether it is a message or a task that was answered, and that will be sent again: nothing of it is under
+        way.
+        """
+        return self.retry_at is not None and self.is_sent
 
     @property
     def is_decision(self) -> bool:
@@ -191,6 +203,7 @@ class Entry:
         "asked_at",
         "known",
         "local",
+        "message",
         "path",
         "rank",
         "scope",
@@ -202,6 +215,7 @@ class Entry:
     def __init__(self, ask: Ask, action: Json, scope: Scope) -> None:
         self.path = ask.path
         self.local = ask.is_local
+        self.message = ask.is_message
         self.asked_at = ask.asked_at
         self.undo = ask.undo
         self.action: Json = action

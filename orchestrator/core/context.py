@@ -33,6 +33,7 @@ from orchestrator.core.mutexes import key_of
 from orchestrator.core.names import is_name, named
 from orchestrator.core.path import Frame
 from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
+from orchestrator.core.task import task_of
 from orchestrator.core.terms import (
     Local,
     Op,
@@ -294,6 +295,43 @@ class Context:
         adapter, ask = transaction_of(fn, args, undo, name)
         if mutex is not None:
             ask.mutex = key_of(f"transaction {ask.name}", mutex)
+        return fitting(adapter, await suspend(ask), ask)
+
+    async def task(
+        self,
+        what: Command[R],
+        /,
+        *,
+        queue: str,
+        priority: int = 0,
+        undo: Undo[R] | None = None,
+        retry: Retry | None = None,
+        timeout: timedelta | None = None,
+        unknown: Literal["raise", "hold"] | None = None,
+        name: str | None = None,
+    ) -> R:
+        """Leave a command in `queue`, for whichever worker of that queue takes it (`waypost tasks`), and wait for its
+        reply. Nothing is sent: workers come for it. Of two that wait, the one with the higher `priority` goes first.
+
+        A try that raises, or whose worker is lost, is followed by another one under the same key, by `retry` (default:
+        5 tries) and the code of the error. `timeout` (default: one day) bounds them all, waiting included; then, or
+        when the tries of lost workers are used up, the outcome is unknown: `unknown="hold"` asks a person. `undo` and
+        `name` are as for `call`.
+
+        Raises StepRefused (definitely not done), StepFailed (the tries ran out), OutcomeUnknown, ReplyInvalid;
+        UsageError for a queue that cannot be named, a priority beyond 100, and where `call` raises it.
+        """
+        self._machine.branches.here()
+        adapter, ask = task_of(
+            what,
+            queue=queue,
+            priority=priority,
+            undo=undo,
+            retry=retry,
+            timeout=timeout,
+            unknown=unknown,
+            name=name,
+        )
         return fitting(adapter, await suspend(ask), ask)
 
     async def sleep(self, span: timedelta, /, *, name: str = "sleep") -> Elapsed:

@@ -335,7 +335,7 @@ class Driver:
         data: dict[str, Json] = {"kind": "undo", "name": entry.path, "args": action, "known": entry.known}
         if timeout is not None:
             data["due"] = self.journal.due_in(timeout)
-        if not entry.local and entry.asked_at is not None:
+        if entry.message and entry.asked_at is not None:
             data["undoes_at"] = entry.asked_at.isoformat()
         fact = self.journal.produce("asked", path, data)
         ask.undoes = {name: fact.data[name] for name in ("known", "undoes_at") if name in fact.data}

@@ -20,11 +20,12 @@ BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """A message that nobody waits for any more, and the position of the fact that says so."""
+    """A message, or a task, that nobody waits for any more, and the position of the fact that says so."""
 
     path: str
     asked_at: datetime
     position: int
+    task: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +199,12 @@ class Journal:
         return self.is_new(fact) or self.past is None or not self.past.has_more
 
     def takes_back(self, ask: Ask, position: int) -> None:
-        """The message or the child of `ask` is not needed any more: so says the fact at `position`, which is new."""
+        """What `ask` left is not needed any more: so says the fact at `position`, which is new."""
         if ask.is_child:
             self.left_children.append(LeftChild(ask.path, ask.args["execution"], position))
-        if ask.is_message and ask.asked_at is not None:
-            self.taken_back.append(TakenBack(ask.path, ask.sent_at or ask.asked_at, position))
+        if ask.is_sent and ask.asked_at is not None:
+            at = ask.sent_at or ask.asked_at
+            self.taken_back.append(TakenBack(ask.path, at, position, task=ask.is_task))
 
     def lets_go(self, path: str, *, position: int, asked: int = 0) -> None:
         """The mutex that was asked for at `path` is free for others: so says the fact at `position`."""

@@ -43,6 +43,7 @@ from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
 from orchestrator.core.segments import Segments
 from orchestrator.core.status import Status
+from orchestrator.core.task import is_tried_again
 from orchestrator.core.undoing import Held, Undoing
 
 Json = Any
@@ -222,7 +223,8 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
-        if actor == "relay" and data.get("outcome") == "refused" and self._was_given_up(path):
+        never_sent = actor == "relay" or error_in(data).get("code") == "never-sent"
+        if never_sent and data.get("outcome") == "refused" and self._was_given_up(path):
             data = data | {"outcome": "failed"}
         if (
             kind == "ended"
@@ -239,8 +241,10 @@ class Machine:
                 kind = "late"
             elif found[1].kind == "probe" and found_by(data) is None:
                 kind, data = self._probe_unclear(found[1], data, max(self.at, at))
-            elif found[1].is_message and data.get("outcome") == "failed":
-                kind, data = self._call_failed(found[1], data, max(self.at, at))
+            elif (found[1].is_message and data.get("outcome") == "failed") or (
+                found[1].is_task and is_tried_again(found[1], data)
+            ):
+                kind, data = self._given_up(found[1], data, max(self.at, at))
         self._tell(kind, path, data, at, actor)
 
     def _tell(self, kind: str, path: str, data: dict[str, Json], at: datetime, actor: str = "worker") -> None:
@@ -262,8 +266,10 @@ class Machine:
         entry = self.undoing.unsettled.get(path)
         return (found is not None and found[1].sent_at is not None) or (entry is not None and entry.again)
 
-    def _call_failed(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
-        """The fact that says that a service gave up: its message is sent again later, or that was the end."""
+    def _given_up(self, ask: Ask, data: dict[str, Json], now: datetime) -> tuple[str, dict[str, Json]]:
+        """The fact that says that a service, or a worker of tasks, gave up: it is sent again later, or that was the
+        end.
+        """
         error = error_in(data)
         again = not self.agenda.is_over(ask) and ask.retry.covers(str(error.get("code")))
         next_at = self._next_try(ask, now) if again else None
@@ -292,7 +298,7 @@ class Machine:
             self._overrun(due[0], now)
             return True
         ask = self.agenda.take_due()
-        if ask.retry_at == due[0] and ask.is_message:
+        if ask.retry_at == due[0] and ask.is_sent:
             said: dict[str, Json] = {"attempt": ask.attempt}
             if ask.due is None and ask.timeout is not None:  # its time was over, and its probe says: not done
                 said["due"] = (max(self.at, now) + ask.timeout).isoformat()
@@ -456,7 +462,7 @@ class Machine:
             journal.at = max(journal.at, journal.present)
             kind, found = "ended", agenda.open[path][1]
             if found.probe is not None and data["outcome"] == "refused" and found.probes:
-                kind, data = self._call_failed(found, data, journal.at)
+                kind, data = self._given_up(found, data, journal.at)
             elif data["outcome"] == "done" and "of" not in data:
                 data = self._with_undo(path, data)
             self._input(kind, path, data, journal.encoded(data, what=f"{kind} {path}"), "worker")
@@ -587,7 +593,7 @@ class Machine:
             self.agenda.attempted(found[1], fact)
 
     def on_resent(self, fact: Fact) -> None:
-        """A command that its service gave up is sent again, as another message for the same action."""
+        """A command that its service gave up is sent again, as another message for the same action; a task likewise."""
         found = self.open.get(fact.path)
         if found is None:
             return

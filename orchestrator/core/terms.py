@@ -204,7 +204,7 @@ def probes(action: dict[str, Json], probe: Action) -> dict[str, Json]:
 
 def resends(name: str, retry: Retry, timeout: timedelta | None, *, once: bool) -> Retry:
     """`retry` as the policy of the command `name`. Raises UsageError for one that no command can have."""
-    what = f"call of {name}"
+    what = name if name.startswith("task ") else f"call of {name}"
     classes = [one.__name__ for one in (*retry.only, *retry.never) if not isinstance(one, str)]
     if classes:
         raise UsageError(f"{what}: retry= by {classes[0]}: expected codes, since a service answers with one")

@@ -101,7 +101,7 @@ def withdrawn(found: Open, fact: Fact) -> None:
             found.asks[i] = replace(one, withdrawn=True, due=None)
             return
     ask = drop(found.asks, fact.path)
-    idle = ask is not None and ask.do == "call" and ask.next_at is not None
+    idle = ask is not None and ask.do in ("call", "task") and ask.next_at is not None
     if ask is not None and ask.has_undo and not idle:
         found.settling.append(replace(ask, withdrawn=True))
 

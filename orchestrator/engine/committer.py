@@ -120,12 +120,13 @@ class Committer:
 
     def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
         """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""
-        leaves = spreads = moves = False
+        leaves = spreads = moves = tasks = False
         for turn, answer in batch:
             ours = turn.execution in matched
             leaves = leaves or (ours and bool(turn.messages or turn.events))
             spreads = spreads or (ours and bool(turn.family))
             moves = moves or (ours and turn.moves_mutexes)
+            tasks = tasks or (ours and bool(turn.tasks))
             if not answer.done():
                 answer.set_result(ours)
         if leaves:
@@ -134,6 +135,8 @@ class Committer:
             self._hint("execution")
         if moves:
             self._grant()
+        if tasks:
+            self._hint("task")
         if any(matched.values()):
             self._wake()
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from contracts import strict_json
 from contracts.errors import MalformedJson, NotEncodable, TooLarge
@@ -18,6 +18,9 @@ from orchestrator.core.machine import Machine
 from orchestrator.store.executions import Mail
 
 Json = Any
+
+RESULTS_OF: Final = {"waypost:task": "tasks"}
+"""Who says what became of something, by the source of its mail; else it is the relay."""
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Inputs:
             elif fires and due is not None:
                 found = machine.open.get(due[1])
                 self.guard = self.guard or (
-                    found is not None and (found[1].is_message or found[1].is_decision or found[1].is_child)
+                    found is not None and (found[1].is_sent or found[1].is_decision or found[1].is_child)
                 )
                 machine.fire(now)
             else:
@@ -160,7 +163,11 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
     elif mail.kind == "child":
         tell_child(machine, mail, data, now)
     elif mail.kind in ("reply", "result"):
-        who = f"participant:{mail.sender}" if mail.kind == "reply" else "relay"
+        who = (
+            f"participant:{mail.sender}"
+            if mail.kind == "reply"
+            else RESULTS_OF.get(mail.source or "", "relay")
+        )
         found = machine.open.get(mail.path or "")
         if found is not None and found[1].kind == "mutex":
             who = "mutex"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from contracts import trace
+from contracts import strict_json, trace
 from contracts.envelope import Envelope, encode_structured
 from contracts.identifiers import execution_key, message_id
 from contracts.limits import PUBLISHED_LIFE
@@ -16,7 +16,7 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.journal import SentAgain
 from orchestrator.core.path import undo_path
 from orchestrator.core.segments import anchor_of, span_key
-from orchestrator.store.commits import NewEvent, NewMessage
+from orchestrator.store.commits import NewEvent, NewMessage, NewTask
 
 Json = Any
 
@@ -80,6 +80,26 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
         body=encode_structured(envelope),
         at_most_once=fact.data.get("effect") == "at_most_once",
         expires_at=None if due is None else datetime.fromisoformat(due),
+    )
+
+
+def task_of(fact: Fact, sender: Identity) -> NewTask:
+    """The try of a task that an `asked` fact leaves; `again` in its data numbers one that comes after another."""
+    action = fact.data["args"]
+    key = execution_key(sender.execution, sender.epoch, fact.path)
+    return NewTask(
+        task_id=message_id(sender.execution, sender.epoch, fact.path, at=fact.at),
+        path=fact.path,
+        queue=action["queue"],
+        type=action["name"],
+        payload=strict_json.encode(action["data"], what=f"task {fact.path}"),
+        key=key,
+        attempt=fact.data.get("again", 1),
+        priority=action.get("priority", 0),
+        traceparent=trace.child(
+            anchor_of(sender.traceparent, sender.execution), span_key(key, fact.data.get("again"))
+        ),
+        expires_at=datetime.fromisoformat(fact.data["due"]),
     )
 
 

@@ -26,7 +26,7 @@ from orchestrator.engine.lease import Lease
 from orchestrator.engine.message import Wire
 from orchestrator.engine.parking import Parked, Parking
 from orchestrator.engine.transaction import Transactions
-from orchestrator.engine.turn import asks_for_message, turn_of
+from orchestrator.engine.turn import asks_for_message, asks_for_task, turn_of
 from orchestrator.engine.work import Run, Work
 from orchestrator.store.commits import Turn
 from orchestrator.store.executions import UNREADABLE, Claim, Mail
@@ -257,7 +257,7 @@ class Ownership:
             and not self._machine.taken_back
             and not self._machine.sent_again
             and not any(
-                (fact.kind == "asked" and asks_for_message(fact)) or begins(fact)
+                (fact.kind == "asked" and (asks_for_message(fact) or asks_for_task(fact))) or begins(fact)
                 for fact in self._machine.new
             )
         )
@@ -443,7 +443,7 @@ class Ownership:
                 flow=self.claim.definition,
                 version=self.claim.version,
                 facts=turn.facts,
-                taken_back=[position for position, _ in turn.taken_back],
+                taken_back=[position for position, _ in [*turn.taken_back, *turn.tasks_back]],
                 began=machine.began,
             )
         if self._engine.committer.traced:

@@ -16,8 +16,17 @@ from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
 from orchestrator.engine.clock import Clock
 from orchestrator.engine.families import family_of
 from orchestrator.engine.inputs import Inputs
-from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of
-from orchestrator.store.commits import ClosedWait, NewAttribute, NewEvent, NewMessage, NewMutex, NewWait, Turn
+from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of, task_of
+from orchestrator.store.commits import (
+    ClosedWait,
+    NewAttribute,
+    NewEvent,
+    NewMessage,
+    NewMutex,
+    NewTask,
+    NewWait,
+    Turn,
+)
 from orchestrator.store.executions import Claim
 
 Json = Any
@@ -61,6 +70,12 @@ def turn_of(
     leaves = any(asks_for_message(fact) for fact in asked)
     noted = [fact for fact in facts if fact.kind == "noted"]
     emits = any(is_emitted(fact) for fact in noted)
+    tasks = any(asks_for_task(fact) for fact in asked)
+    back = [
+        (one.task, one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
+        for one in taken_back
+        if one.position <= position + len(facts)
+    ]
     closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)
     return Turn(
         tenant=claim.tenant,
@@ -81,11 +96,9 @@ def turn_of(
         events=events_of(noted, identity_of(claim, machine), wire, bases) if emits else [],
         attributes=published_by(noted) if noted else [],
         messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
-        taken_back=[
-            (one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
-            for one in taken_back
-            if one.position <= position + len(facts)
-        ],
+        taken_back=[(at, identity) for is_task, at, identity in back if not is_task],
+        tasks=tasks_of(asked, identity_of(claim, machine), bases) if tasks else [],
+        tasks_back=[(at, identity) for is_task, at, identity in back if is_task],
         waits=new_waits(machine, position=position, last=position + len(facts)) if asked else [],
         closed_waits=closed,
         family=family,
@@ -161,6 +174,11 @@ def published_by(noted: Sequence[Fact]) -> list[NewAttribute]:
     return [NewAttribute(name, None if data is None else value_of(data)) for name, data in last.items()]
 
 
+def tasks_of(asked: Sequence[Fact], identity: Identity, bases: Mapping[int, str] = NONE) -> list[NewTask]:
+    """The tasks that the facts in `asked` ask for, in their order."""
+    return [task_of(fact, within(identity, fact, bases)) for fact in asked if asks_for_task(fact)]
+
+
 def within(identity: Identity, fact: Fact, bases: Mapping[int, str]) -> Identity:
     """`identity`, in the segment of the trace that `fact` is in."""
     return replace(identity, traceparent=bases[fact.position]) if fact.position in bases else identity
@@ -178,3 +196,8 @@ def asks_for_message(fact: Fact) -> bool:
         and "args" in fact.data
         and fact.data["args"]["do"] == "call"
     )
+
+
+def asks_for_task(fact: Fact) -> bool:
+    """Whether an `asked` fact leaves work for a queue."""
+    return fact.data.get("kind") == "task" and "args" in fact.data

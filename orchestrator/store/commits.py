@@ -49,6 +49,24 @@ class NewAttribute:
 
 
 @dataclass(frozen=True, slots=True)
+class NewTask:
+    """Work for the workers of `queue`: one try of what a turn asks, its `payload` in JSON. `key` is the same for each
+    try.
+    """
+
+    task_id: UUID
+    path: str
+    queue: str
+    type: str
+    payload: str
+    key: str
+    attempt: int
+    priority: int
+    traceparent: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class NewWait:
     """A wait for an event of `type` and `key` that a turn registers: the first such event is mail for its path."""
 
@@ -109,6 +127,8 @@ class Turn:
     events: list[NewEvent] = field(default_factory=list)
     attributes: list[NewAttribute] = field(default_factory=list)
     taken_back: list[tuple[int, UUID]] = field(default_factory=list)
+    tasks: list[NewTask] = field(default_factory=list)
+    tasks_back: list[tuple[int, UUID]] = field(default_factory=list)
     waits: list[NewWait] = field(default_factory=list)
     closed_waits: list[ClosedWait] = field(default_factory=list)
     mutexes: list[NewMutex] = field(default_factory=list)
@@ -238,6 +258,26 @@ MUTEXES: Final[LiteralString] = """,
     )
 """
 
+# By a function that is called when the turns are written, so that its snapshots have them.
+TASKED: Final[LiteralString] = """,
+    tasked as materialized (
+        select waypost.commit_tasks(
+                   array(select execution from done), %(now)s::timestamptz,
+                   %(p_tenant)s::int[], %(p_id)s::uuid[], %(p_epoch)s::int[], %(p_task)s::uuid[], %(p_path)s::text[],
+                   %(p_queue)s::text[], %(p_type)s::text[], %(p_payload)s::jsonb[], %(p_key)s::text[],
+                   %(p_attempt)s::int[], %(p_priority)s::int[], %(p_trace)s::text[], %(p_expires)s::timestamptz[],
+                   %(q_tenant)s::int[], %(q_id)s::uuid[], %(q_position)s::bigint[], %(q_fence)s::bigint[],
+                   %(q_task)s::uuid[]) as due
+    )
+"""
+
+TOLD_TASKED: Final[LiteralString] = """
+-- and what matched, with what the tasks that were taken back have woken
+ select d.execution::text, d.is_due or d.execution = any(k.due)
+   from done d
+  cross join tasked k
+"""
+
 TOLD: Final[LiteralString] = "\n-- and what matched\n select execution::text, is_due from done"
 
 COMMIT_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
@@ -245,6 +285,10 @@ COMMIT_EMITTING: Final[LiteralString] = "with " + DONE + SENT + TOLD
 COMMIT_EMITTING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + TOLD
 COMMIT_PUBLISHING: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + TOLD
 COMMIT_PUBLISHING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + TOLD
+COMMIT_TASKED: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + MUTEXES + TASKED + TOLD_TASKED
+COMMIT_TASKED_TRACED: Final[LiteralString] = (
+    "with " + DONE + MARKS + SENT + PUBLISHED + MUTEXES + TASKED + TOLD_TASKED
+)
 
 COMMIT_MUTEXES: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + MUTEXES + TOLD
 COMMIT_MUTEXES_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + MUTEXES + TOLD
@@ -263,6 +307,11 @@ STATEMENTS: Final[Mapping[tuple[bool, bool, bool, bool], LiteralString]] = {
 a mutex or lets one go.
 """
 
+TASKED_STATEMENTS: Final[Mapping[bool, LiteralString]] = {False: COMMIT_TASKED, True: COMMIT_TASKED_TRACED}
+"""The same where a turn leaves or takes back tasks: it may emit, publish and move mutexes too. By whether it is
+traced.
+"""
+
 
 async def commit(
     conn: Connection, turns: Sequence[Turn], *, me: str, traced: bool = False, now: datetime | None = None
@@ -277,7 +326,8 @@ async def commit(
     parameters = columns(turns) | {"me": me, "now": now}
     if traced:
         parameters["t_began"] = arrays.times([turn.began for turn in turns])
-    moves = any(turn.moves_mutexes for turn in turns)
+    tasked = any(turn.tasks or turn.tasks_back for turn in turns)
+    moves = tasked or any(turn.moves_mutexes for turn in turns)
     publishes = moves or any(turn.attributes for turn in turns)
     emits = publishes or any(turn.events for turn in turns)
     if emits:
@@ -286,7 +336,9 @@ async def commit(
         parameters |= columns_of_attributes(turns)
     if moves:
         parameters |= columns_of_mutexes(turns)
-    statement = STATEMENTS[traced, emits, publishes, moves]
+    if tasked:
+        parameters |= columns_of_tasks(turns)
+    statement = TASKED_STATEMENTS[traced] if tasked else STATEMENTS[traced, emits, publishes, moves]
     if any(turn.family for turn in turns):
         return await commit_family(conn, turns, statement, parameters)
     cursor = await conn.execute(statement, parameters, prepare=True)
@@ -455,6 +507,32 @@ def columns_of_mutexes(turns: Sequence[Turn]) -> dict[str, object]:
         "l_tenant": arrays.plain([t.tenant for t, _ in left]),
         "l_id": arrays.plain([t.execution for t, _ in left]),
         "l_path": arrays.texts([path for _, path in left]),
+    }
+
+
+def columns_of_tasks(turns: Sequence[Turn]) -> dict[str, object]:
+    """The tasks that `turns` leave, and those that they take back, column by column."""
+    tasks = [(turn, task) for turn in turns for task in turn.tasks]
+    back = [(turn, position, task) for turn in turns for position, task in turn.tasks_back]
+    return {
+        "p_tenant": arrays.plain([t.tenant for t, _ in tasks]),
+        "p_id": arrays.plain([t.execution for t, _ in tasks]),
+        "p_epoch": arrays.plain([t.epoch for t, _ in tasks]),
+        "p_task": arrays.plain([k.task_id for _, k in tasks]),
+        "p_path": arrays.texts([k.path for _, k in tasks]),
+        "p_queue": arrays.texts([k.queue for _, k in tasks]),
+        "p_type": arrays.texts([k.type for _, k in tasks]),
+        "p_payload": arrays.texts([k.payload for _, k in tasks]),
+        "p_key": arrays.texts([k.key for _, k in tasks]),
+        "p_attempt": arrays.plain([k.attempt for _, k in tasks]),
+        "p_priority": arrays.plain([k.priority for _, k in tasks]),
+        "p_trace": arrays.texts([k.traceparent for _, k in tasks]),
+        "p_expires": arrays.times([k.expires_at for _, k in tasks]),
+        "q_tenant": arrays.plain([t.tenant for t, _, _ in back]),
+        "q_id": arrays.plain([t.execution for t, _, _ in back]),
+        "q_position": arrays.plain([position for _, position, _ in back]),
+        "q_fence": arrays.plain([t.fence for t, _, _ in back]),
+        "q_task": arrays.plain([task for _, _, task in back]),
     }
 
 

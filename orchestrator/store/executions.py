@@ -164,7 +164,7 @@ class Mail:
     `sealed` says why its data could not be opened. `data` is text: it may be anything. Of an event it is the JSON of
     the CloudEvent's data: any value, not only an object; base64 in a JSON string when they were bytes; None when there
     were none. `type`, `key` (the event's subject), `source` and `event_id` are those of the event, and None of other
-    mail.
+    mail; a result has a source.
     """
 
     number: int
@@ -190,7 +190,7 @@ class Mail:
 MAIL: Final[LiteralString] = """
     select m.execution_id::text, m.mail_number, i.kind, m.epoch, m.path, i.data::text, i.sender, i.received_at,
            i.inbox_id, m.type, m.key,
-           case when i.kind = 'event' then i.source end,
+           case when i.kind in ('event', 'result') then i.source end,
            case when i.kind = 'event' then i.event_id end, i.source, i.event_id, m.tenant_id
       from unnest(%(tenants)s::int[], %(ids)s::uuid[], %(read)s::int[]) as t(tenant_id, execution_id, mail_read)
       join waypost.mail m

@@ -10,10 +10,12 @@ from psycopg.rows import class_row
 
 from contracts.limits import CHILDREN_MAX
 from orchestrator.store import mutexes, reading
+from orchestrator.store import tasks as task_store
 from orchestrator.store.database import Connection
 from orchestrator.store.kin import ChildRow, children
 from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
+from orchestrator.store.tasks import TaskRow
 from orchestrator.store.tries import WorkerRow
 
 
@@ -52,6 +54,7 @@ class Situation:
     around: Around
     children: list[ChildRow] = field(default_factory=list[ChildRow])
     mutexes: list[MutexRow] = field(default_factory=list[MutexRow])
+    tasks: list[TaskRow] = field(default_factory=list[TaskRow])
 
 
 SNAPSHOT: Final[LiteralString] = """
@@ -77,6 +80,7 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
             around=await around(conn, execution_id, tenant=tenant),
             children=await children(conn, execution_id, tenant=tenant, limit=CHILDREN_MAX),
             mutexes=await mutexes.around(conn, execution_id, tenant=tenant),
+            tasks=await task_store.of_execution(conn, execution_id, tenant=tenant),
         )
 
 

@@ -138,6 +138,29 @@ DELIVERY_DURATION: Final = Instrument(
     "How long a try to send a message took",
     TRY,
 )
+TASK_ATTEMPT: Final = Instrument(
+    "task.attempt",
+    Kind.COUNTER,
+    "{attempt}",
+    ("queue", "type", "outcome"),
+    "Tries of tasks that a worker of queues reported",
+)
+TASK_DELAY: Final = Instrument(
+    "task.queue_delay",
+    Kind.HISTOGRAM,
+    "s",
+    ("queue",),
+    "From when a task was left in its queue to when a worker took it",
+    DELAY,
+)
+TASK_DURATION: Final = Instrument(
+    "task.duration",
+    Kind.HISTOGRAM,
+    "s",
+    ("queue", "outcome"),
+    "From when a worker took a task to its report",
+    LIFE,
+)
 RECEIVED: Final = Instrument(
     "inbox.received", Kind.COUNTER, "{event}", ("source", "outcome", "reason"), "Requests to the receiver"
 )
@@ -157,5 +180,8 @@ ALL: Final = (
     COMPENSATION,
     DELIVERY_ATTEMPT,
     DELIVERY_DURATION,
+    TASK_ATTEMPT,
+    TASK_DELAY,
+    TASK_DURATION,
     RECEIVED,
 )

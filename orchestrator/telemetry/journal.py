@@ -1,7 +1,7 @@
 """A journal as spans: what an execution did, from its facts alone.
 
     start {flow}             the anchor of the trace
-    ├ create {endpoint}      a command, as it was committed; its traceparent is in the signed body
+    ├ create {endpoint}      a command, as it was committed; its traceparent is in the signed body. A task: its queue
     │ └ wait {command}       from its asking to its end: done, refused, failed, unknown
     ├ attempt {step}         one try of a local step; a worker's death ends it, and another one begins
     ├ compensate {step}      an undo: the wait for a command's end, or one try of a local one
@@ -89,7 +89,13 @@ class Pending:
 
     @property
     def is_message(self) -> bool:
-        return self.args.get("do") == "call"
+        """Whether somebody else does it: a command that is sent, or a task that is left in a queue."""
+        return self.args.get("do") in ("call", "task")
+
+    @property
+    def destination(self) -> str:
+        """The endpoint of a command, or the queue of a task."""
+        return str(self.args.get("endpoint") or self.args.get("queue"))
 
     @property
     def is_between_sends(self) -> bool:
@@ -336,7 +342,7 @@ class Reader:
         message = str(message_id(self._subject.execution, self._subject.epoch, fact.path, at=fact.at))
         self._tell(
             Span(
-                name=f"create {args.get('endpoint')}",
+                name=f"create {pending.destination}",
                 kind="producer",
                 at=self._create_at(pending),
                 parent=span_of(pending.base),
@@ -344,7 +350,7 @@ class Reader:
                 ended=fact.at,
                 attributes={
                     **self._about(pending),
-                    **messaging("create", str(args.get("endpoint")), message, self._subject.execution),
+                    **messaging("create", pending.destination, message, self._subject.execution),
                     "cloudevents.event_id": message,
                     "cloudevents.event_type": str(args.get("name")),
                 },

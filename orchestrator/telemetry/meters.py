@@ -110,6 +110,8 @@ class Meters:
         self._duration = self._histogram(instruments.DURATION)
         self._queue_delay = self._histogram(instruments.QUEUE_DELAY)
         self._delivery = self._histogram(instruments.DELIVERY_DURATION)
+        self._task_delay = self._histogram(instruments.TASK_DELAY)
+        self._task_duration = self._histogram(instruments.TASK_DURATION)
         self._hears: Mapping[str, Callable[..., None]] = {
             "execution.owned": self._owned,
             "turn.committed": self._committed,
@@ -117,6 +119,8 @@ class Meters:
             "executions taken over": self._taken_over,
             "executions.watched": self._watched,
             "message.tried": self._sent,
+            "task.claimed": self._task_claimed,
+            "task.tried": self._task_tried,
             "event.stored": self._stored,
             "event.duplicate": self._duplicate,
             "request.refused": self._refused,
@@ -231,6 +235,15 @@ class Meters:
         status_class = "none" if status is None else f"{status // 100}xx"
         self._add(instruments.DELIVERY_ATTEMPT, endpoint, outcome, status_class)
         self._delivery(seconds, self._names["endpoint"](endpoint), outcome)
+
+    # ---- a worker of queues --------------------------------------------------------------------------------
+
+    def _task_claimed(self, *, queue: str, waited: float, **_: object) -> None:
+        self._task_delay(waited, self._names["queue"](queue))
+
+    def _task_tried(self, *, queue: str, type: str, outcome: str, seconds: float, **_: object) -> None:  # noqa: A002  # its name
+        self._add(instruments.TASK_ATTEMPT, queue, type, outcome)
+        self._task_duration(seconds, self._names["queue"](queue), outcome)
 
     # ---- a receiver ----------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from orchestrator.store.spans import Arrival, Delivery
 from orchestrator.store.tries import TryRow
 from orchestrator.telemetry.journal import Subject, Told, spans_of
 from orchestrator.telemetry.messages import accepted, sent
+from orchestrator.telemetry.processed import processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ def traced(
         if one.message_id in created
     ]
     spans += [accepted(one) for one in arrivals]
+    spans += [
+        processed(one, one.traceparent, one.state, one.began_at, one.ended_at)
+        for one in it.tasks
+        if one.traceparent is not None and one.began_at is not None
+    ]
     known = {(one.message_id, one.attempt) for one in tries}
     lost = {
         message.message_id: missing

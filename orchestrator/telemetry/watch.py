@@ -19,7 +19,7 @@ from orchestrator.settings import Settings
 from orchestrator.store.database import Pool
 from orchestrator.telemetry.health import Check, Health, serving
 from orchestrator.telemetry.meters import Meters
-from orchestrator.telemetry.tracing import Tracing
+from orchestrator.telemetry.tracing import READ, Tracing
 
 USABLE_SECONDS: Final = 2.0
 """For the database to say that it is there; a probe waits no longer."""
@@ -69,7 +69,7 @@ class Watch:
 
     @asynccontextmanager
     async def _exporting(self, pool: Pool) -> AsyncGenerator[None]:
-        if not self.traced:
+        if not self.traced or self._part not in READ:
             yield
             return
         from receiver.otlp import Otlp  # noqa: PLC0415  # without a collector nobody needs its libraries

@@ -46,6 +46,10 @@ PUBLISHING: Final = "the same, with the rows of attributes: tests/engine/test_pu
 BY_PAGES: Final = (
     "a page of `payloads rekey`; begun again, it goes on with what is left (tests/engine/test_sealed.py)"
 )
+TASKED: Final = "the same, with the rows of tasks: tests/engine/test_tasks.py"
+TASKS: Final = (
+    "a worker of queues, which serves no orders: tests/engine/test_tasks.py, tests/cli/test_tasks.py"
+)
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
@@ -70,6 +74,11 @@ NOT_HERE: Final = {
     "orchestrator.store.commits.COMMIT_EMITTING_TRACED": EMITTING,
     "orchestrator.store.commits.COMMIT_PUBLISHING": PUBLISHING,
     "orchestrator.store.commits.COMMIT_PUBLISHING_TRACED": PUBLISHING,
+    "orchestrator.store.commits.COMMIT_TASKED": TASKED,
+    "orchestrator.store.commits.COMMIT_TASKED_TRACED": TASKED,
+    "orchestrator.store.tasks.BEAT": TASKS,
+    "orchestrator.store.tasks.CLAIM": TASKS,
+    "orchestrator.store.tasks.SETTLE": TASKS,
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,

@@ -12,6 +12,7 @@ from tests.explorer import (
     of_messages,
     of_mutexes,
     of_owners,
+    of_tasks,
     of_triggers,
     of_waits,
 )
@@ -25,6 +26,7 @@ MODULES: Final = (
     of_messages,
     of_mutexes,
     of_owners,
+    of_tasks,
     of_triggers,
     of_waits,
 )

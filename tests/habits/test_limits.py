@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import pytest
 
 from orchestrator.core.retry import Retry
+from orchestrator.task_worker import TaskLimits
 from orchestrator.worker import WorkerLimits
 from receiver.settings import ReceiverSettings
 from relay.settings import RelaySettings
@@ -25,6 +26,7 @@ SETTINGS: Final = {
     "relay/settings.py": RelaySettings(),
     "receiver/settings.py": ReceiverSettings(),
     "orchestrator/worker.py": WorkerLimits(),
+    "orchestrator/task_worker.py": TaskLimits(),
 }
 NAMED_LIKE_A_LIMIT: Final = re.compile(r"_(MAX|MIN|BYTES|SECONDS|TRIES|CONNECTIONS|SCHEDULE)(_|$)")
 IN_BYTES: Final = frozenset({"response_max"})

@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from orchestrator.core.fact import Fact
 from orchestrator.store import commits, executions, workers
-from orchestrator.store.commits import ClosedWait, NewMessage, NewMutex, NewWait, Turn
+from orchestrator.store.commits import ClosedWait, NewMessage, NewMutex, NewTask, NewWait, Turn
 from receiver.inbox import MailItem, Posted, post
 from tests.waiting import until
 
@@ -62,6 +62,8 @@ class Held:
         closes: Sequence[ClosedWait] = (),
         mutexes: Sequence[NewMutex] = (),
         lets_go: Sequence[str] = (),
+        tasks: Sequence[NewTask] = (),
+        tasks_back: Sequence[UUID] = (),
     ) -> Turn:
         """A turn that writes `facts` (kind, path, data), or one that says nothing in particular."""
         written = facts or (("ended", "step", {}),)
@@ -90,6 +92,8 @@ class Held:
             closed_waits=list(closes),
             mutexes=list(mutexes),
             let_go=list(lets_go),
+            tasks=list(tasks),
+            tasks_back=[(self.position + len(made), task) for task in tasks_back],
         )
 
 
@@ -112,6 +116,23 @@ def message(
         body=b"{}",
         at_most_once=at_most_once,
         expires_at=expires_at,
+    )
+
+
+def task(
+    path: str = "resize", *, queue: str = "media", attempt: int = 1, priority: int = 0, life: timedelta = HOUR
+) -> NewTask:
+    return NewTask(
+        task_id=uuid4(),
+        path=path,
+        queue=queue,
+        type="image.resize",
+        payload='{"image": "a"}',
+        key=f"key/{path}",
+        attempt=attempt,
+        priority=priority,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        expires_at=datetime.now(UTC) + life,
     )
 
 
@@ -364,7 +385,7 @@ async def mail_of(conn: Connection, execution: UUID) -> list[str]:
     found = await rows(
         conn,
         """
-        select case when i.source = 'waypost:outbox'
+        select case when i.source in ('waypost:outbox', 'waypost:task')
                     then (i.data ->> 'outcome') || ' '
                          || coalesce(i.data ->> 'code', i.data #>> '{error,code}')
                     else i.kind || ' ' || i.event_id end

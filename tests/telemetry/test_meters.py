@@ -254,6 +254,8 @@ def test_every_metric_reaches_prometheus_as_its_instrument_says(meters: Meters) 
     meters.saw("executions.watched", stuck={("f", "no-reason"): 1})
     meters.saw("message.tried", endpoint="e", outcome="delivered", status=202, seconds=0.1)
     meters.saw("event.stored", sender="s", answer="mail")
+    meters.saw("task.claimed", queue="q", waited=0.1)
+    meters.saw("task.tried", queue="q", type="t", outcome="done", seconds=0.1)
 
     families = {family.name: family for family in text_string_to_metric_families(meters.page().decode())}
 

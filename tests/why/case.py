@@ -11,6 +11,7 @@ from orchestrator.store.kin import ChildRow
 from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
 from orchestrator.store.situation import Around, EndpointRow, Situation
+from orchestrator.store.tasks import TaskRow
 from orchestrator.store.tries import WorkerRow
 
 NOW: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -111,6 +112,26 @@ MESSAGE: Final = MessageRow(
 
 TRIED: Final = replace(MESSAGE, attempts=2, tried=2, tried_at=at(-3), outcome="retry", http_status=503)
 
+
+def asked_task() -> Said:
+    asked = {
+        "kind": "task",
+        "name": "resize",
+        "args": {"do": "task", "queue": "media", "name": "image.resize"},
+    }
+    return ("asked", "resize", asked | {"due": at(300).isoformat(), "undo": None})
+
+
+TASK: Final = TaskRow(
+    task_id="t", execution_id=ID, path="resize", queue="media", type="image.resize", key="k", attempt=1, priority=0,
+    traceparent=None, state="due", owner=None, lease_until=None, available_at=at(-20), expires_at=at(300),
+    began_at=None, ended_at=None, progress=None, code=None,
+)  # fmt: skip
+
+RUNNING: Final = replace(
+    TASK, state="running", owner="mill:7", began_at=at(-9), lease_until=at(51), attempt=2
+)
+
 ENDPOINT: Final = EndpointRow("payments", "enabled", None, has_secret=True)
 
 LIVING: Final = WorkerRow(WORKER, "ship-1", at(-600), at(25), None)
@@ -123,6 +144,7 @@ def case(
     worker: WorkerRow | None = None,
     messages: list[MessageRow] | None = None,
     endpoints: list[EndpointRow] | None = None,
+    tasks: list[TaskRow] | None = None,
     holders: int = 1,
     stuck: str | None = None,
     undoing: bool = False,
@@ -151,4 +173,5 @@ def case(
         around=Around(NOW, holders, stuck),
         children=children or [],
         mutexes=mutexes or [],
+        tasks=tasks or [],
     )  # fmt: skip

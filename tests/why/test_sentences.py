@@ -20,6 +20,8 @@ from tests.why.case import (
     MESSAGE,
     NOW,
     OTHER,
+    RUNNING,
+    TASK,
     TRIED,
     Said,
     asked_call,
@@ -29,6 +31,7 @@ from tests.why.case import (
     asked_person,
     asked_probe,
     asked_step,
+    asked_task,
     at,
     attempted,
     case,
@@ -51,6 +54,7 @@ OVERDUE: Final[Said] = (
 )
 PROBED: Final[Said] = (CALL[0], CALL[1], {**CALL[2], "probe": None})
 LOST: Final[Said] = ("ended", "charge", {"outcome": "unknown", "error": {"code": "sent"}})
+TASKED: Final = asked_task()
 UNDO: Final = asked_call(kind="undo", path="charge/undo")
 
 
@@ -160,6 +164,16 @@ CASES: Final[list[tuple[str, Situation]]] = [
         CALL, ("withdrawn", "charge", {"kind": "call", "name": "charge"}), undoing=True, wake=None,
         messages=[replace(TRIED, state="stopping", lease_until=at(11))],
     )),
+    ("task-queued", case(TASKED, tasks=[TASK])),
+    ("task-running", case(TASKED, tasks=[RUNNING])),
+    ("task-running", case(TASKED, tasks=[replace(RUNNING, progress={"page": 7})])),
+    ("task-silent", case(TASKED, tasks=[replace(RUNNING, lease_until=at(-2))])),
+    ("undelivered", case(TASKED, tasks=[replace(TASK, state="expired")])),
+    ("step-retry", case(TASKED, attempted(1, 45, "resize"), tasks=[replace(RUNNING, state="failed")])),
+    ("settling", case(
+        TASKED, ("withdrawn", "resize", {"kind": "task", "name": "resize"}), undoing=True, wake=None,
+        tasks=[replace(RUNNING, state="stopping")],
+    )),
     ("ordered", replace(held("limit"), row=replace(held("limit").row, wake_at=at(-1)))),
     ("paused", case(CALL, status="paused", wake=None)),
     *((code, held(code)) for code in sorted(STOPPED)),
@@ -216,6 +230,8 @@ def test_every_code_of_a_held_execution_has_words() -> None:
         pytest.param(case(CALL), id="a command without its message"),
         pytest.param(case(asked_mutex()), id="a mutex without its row"),
         pytest.param(case(CALL, messages=[replace(MESSAGE, state="dead")]), id="a message at its end"),
+        pytest.param(case(TASKED), id="a task without its row"),
+        pytest.param(case(TASKED, tasks=[replace(RUNNING, state="lost")]), id="a task at its end"),
         pytest.param(case(CALL, TIMED_OUT, undoing=True, messages=[MESSAGE]), id="settling, and due"),
         pytest.param(case(status="asleep", wake=None), id="an unknown status"),
         pytest.param(case(status="held", wake=None), id="held without a reason"),
