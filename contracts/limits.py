@@ -13,7 +13,7 @@ PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a resu
 
 # What applications ask for
 ERRAND_SIGNALS_MAX: Final = 256  # in one transaction; each locks a key
-PUBLISHED_LIFE: Final = timedelta(days=3)  # of a published event, for the endpoints that subscribe to it
+PUBLISHED_LIFE: Final = timedelta(days=4)  # of a published event, for the endpoints that subscribe to it
 
 # Executions
 FACTS_MAX: Final = 25_000  # facts of one journal; then the execution is held

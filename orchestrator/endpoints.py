@@ -6,25 +6,23 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from contracts.errors import NotFound, shown
-from orchestrator.registry import TENANT, TIMEOUT_MAX, TIMEOUT_MIN, NotRegistered, name_problems
+from contracts.errors import shown
+from orchestrator.registry import (
+    TENANT,
+    TIMEOUT_MAX,
+    TIMEOUT_MIN,
+    NotRegistered,
+    UnknownEndpoint,
+    name_problems,
+)
 from orchestrator.store import endpoints as store
 from orchestrator.store.database import Connection
 from orchestrator.store.endpoints import EndpointState
 from relay.addresses import Network, check_url
+from relay.particulars import header_problems, tls_problems
 
 CONCURRENCY_MAX: Final = 1_000  # tries in flight to one endpoint, in each relay
 RATE_MAX: Final = 100_000  # messages a second, and of one burst
-
-
-class UnknownEndpoint(NotFound):
-    """No endpoint has that name."""
-
-    code = "unknown-endpoint"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no endpoint is named {shown(name)}; `waypost endpoint list` shows them")
-        self.name = name
 
 
 async def read(conn: Connection, name: str, *, tenant: int = TENANT) -> EndpointState:
@@ -45,8 +43,8 @@ async def change(
 ) -> None:
     """Set what `changes` names; None is the default. Relays know within seconds.
 
-    Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after. Raises NotRegistered
-    with every problem, UnknownEndpoint.
+    Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after, on_dead, headers,
+    idempotency, tls. Raises NotRegistered with every problem, UnknownEndpoint.
     """
     if problems := problems_of(changes, allow):
         raise NotRegistered(f"endpoint {shown(name)}", problems)
@@ -73,6 +71,10 @@ def problems_of(changes: Mapping[str, Any], allow: Iterable[Network]) -> list[st
         value = changes.get(name)
         if value is not None and not least <= value <= most:
             problems.append(f"{name}: expected {words}")
+    if "headers" in changes:
+        problems += header_problems(changes["headers"])
+    if "tls" in changes:
+        problems += tls_problems(changes["tls"])
     if (after := changes.get("disable_after")) is not None and after <= timedelta(0):
         problems.append("disable-after: expected more than nothing")
     return problems

@@ -27,7 +27,7 @@ from contracts.errors import (
     shown,
 )
 from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX
-from contracts.signature import PublicKey, Secret
+from contracts.signature import PublicKey, Secret, Signer, SigningKey
 from contracts.vault import NONCE_BYTES, Vault, secret_context
 from orchestrator.store import registry as store
 from orchestrator.store.registry import NewEndpoint, NewSender, OwnerKind, SealedSecret
@@ -45,6 +45,7 @@ GRACE: Final = timedelta(days=1)
 GRACE_MAX: Final = timedelta(days=7)
 TIMEOUT_MIN: Final = timedelta(milliseconds=1)
 TIMEOUT_MAX: Final = timedelta(minutes=5)
+REFERENCE: Final = re.compile(r"[a-z][a-z0-9]{0,31}:[\x21-\x7e]{1,900}")
 NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._~-]{{0,{NAME_BYTES_MAX - 1}}}")
 OURS: Final = "waypost"
 STANDARD: Final = "standard-webhooks"
@@ -72,6 +73,16 @@ class NameTaken(Conflict):
             " its secret cannot be shown again: when it is lost, --replace makes a new one"
         )
         self.kind = kind
+        self.name = name
+
+
+class UnknownEndpoint(NotFound):
+    """No endpoint has that name."""
+
+    code = "unknown-endpoint"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no endpoint is named {shown(name)}; `waypost endpoint list` shows them")
         self.name = name
 
 
@@ -129,6 +140,15 @@ class Registered:
         if isinstance(self.secret, PublicKey):
             raise TypeError("expected a secret, found a public key")
         return self.secret
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """The new secret of an endpoint, which is nowhere else from here on; None when it is kept elsewhere."""
+
+    name: str
+    key_id: str
+    secret: Signer | None
 
 
 async def add_endpoint(
@@ -239,6 +259,57 @@ async def set_sender(
             state=state or said.state,
             tenant=tenant,
         )
+
+
+async def rotate_endpoint(
+    conn: Connection,
+    vault: Vault,
+    name: str,
+    *,
+    secret: Signer | None = None,
+    reference: str | None = None,
+    grace: timedelta = GRACE,
+    tenant: int = TENANT,
+) -> Rotated:
+    """Give an endpoint one more secret, and let those that it has end after `grace`; all of them sign until then.
+
+    `secret` is the new one (a new one by default), or `reference` names one that is kept elsewhere, which is not
+    looked at here. Those that end already keep their end. Raises UnknownEndpoint, NotRegistered, WrongKey,
+    LimitExceeded.
+    """
+    problems: list[str] = []
+    if not timedelta() <= grace <= GRACE_MAX:
+        problems.append("grace: expected 0s to 168h")
+    if reference is not None and not REFERENCE.fullmatch(reference):
+        problems.append("reference: expected a kind, a colon and a name, such as env:NAME or file:/PATH")
+    if problems:
+        raise NotRegistered(f"endpoint {shown(name)}", problems)
+    await check_key(conn, vault)
+    async with conn.transaction():
+        if not await store.lock_endpoint(conn, name, tenant=tenant):
+            raise UnknownEndpoint(name)
+        await store.expire_secrets(conn, "endpoint", name, grace=grace, tenant=tenant)
+        live = await store.count_secrets(conn, "endpoint", name, tenant=tenant)
+        if live >= SECRETS_MAX:
+            raise LimitExceeded(f"live secrets of endpoint {shown(name)}", live + 1, SECRETS_MAX)
+        key_id = chance.token_hex(KEY_ID_BYTES)
+        if reference is not None:
+            await store.add_reference(conn, name, key_id, reference, tenant=tenant)
+            return Rotated(name, key_id, None)
+        new = secret or Secret.of(chance.token_bytes(SECRET_BYTES))
+        nonce = chance.token_bytes(NONCE_BYTES)
+        owner = secret_context(tenant=tenant, owner_kind="endpoint", owner_name=name, key_id=key_id)
+        plain, algorithm = (new.seed, "ed25519") if isinstance(new, SigningKey) else (new.key, "hmac")
+        sealed = vault.seal(plain, nonce=nonce, associated=owner)
+        await store.add_secret(
+            conn, SealedSecret("endpoint", name, key_id, nonce, sealed, algorithm), tenant=tenant
+        )
+        return Rotated(name, key_id, new)
+
+
+def signing_key() -> SigningKey:
+    """A new ed25519 key."""
+    return SigningKey(chance.token_bytes(SECRET_BYTES))
 
 
 async def rotate_sender(

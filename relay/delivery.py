@@ -68,6 +68,8 @@ OURS: Final = frozenset(
         "bad-settings",
         "out-of-files",
         "claim-unknown",
+        "payload-key-missing",
+        "payload-unreadable",
     }
 )
 """What ended a try on our side, before anything was dialled: the message's tries do not count it."""

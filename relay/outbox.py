@@ -35,7 +35,8 @@ class Message:
     sent, the same bytes at every attempt. `timeout` is for the whole try and ends before the claim does. `command` is
     False for what nobody replies to; `replies_from` is the sender that speaks for the endpoint. `age` is how long ago
     it was made. Of its endpoint: how many tries may be in flight to it (`concurrency`), whether its row tells of a
-    failure (`watched`), and whether this try is to see if an open circuit can be closed (`probe`).
+    failure (`watched`), and whether this try is to see if an open circuit can be closed (`probe`). `ordered`: others
+    wait behind it in its lane.
     """
 
     tenant_id: int
@@ -54,6 +55,7 @@ class Message:
     concurrency: int = 0
     watched: bool = False
     probe: bool = False
+    ordered: bool = False
 
     @property
     def key(self) -> tuple[int, UUID]:
@@ -221,7 +223,7 @@ SENDING: Final[LiteralString] = """
  returning o.tenant_id, o.message_id, o.token, o.attempts as attempt, o.endpoint, o.content_type, o.body,
            taken.timeout, o.command, coalesce(taken.replies_from, o.endpoint) as replies_from, o.at_most_once,
            o.spared, coalesce(%(now)s::timestamptz, clock_timestamp()) - o.since as age, taken.concurrency,
-           taken.watched, taken.probe
+           taken.watched, taken.probe, o.ordered
 """
 
 CLAIM: Final[LiteralString] = "with recursive" + NAMED + OPEN + TAKEN + SENDING
@@ -271,12 +273,17 @@ def body_to_send(message: Message) -> bytes:
 
     Raises PayloadKeyMissing; PayloadUnreadable for a body that was moved here from another message.
     """
-    if not message.body.startswith(PREFIX):
-        return message.body
-    named = UUID(str(json.loads(message.body)["id"]))
-    if named != message.message_id and named_at(named, message.endpoint) != message.message_id:
-        raise PayloadUnreadable(str(named), f"message {message.message_id}")
-    return open_body(message.body, place("outbox", message.tenant_id, named))
+    return opened(message.tenant_id, message.message_id, message.endpoint, message.body)
+
+
+def opened(tenant: int, message: UUID, endpoint: str, body: bytes) -> bytes:
+    """The body of a message as it is sent; see `body_to_send`."""
+    if not body.startswith(PREFIX):
+        return body
+    named = UUID(str(json.loads(body)["id"]))
+    if named != message and named_at(named, endpoint) != message:
+        raise PayloadUnreadable(str(named), f"message {message}")
+    return open_body(body, place("outbox", tenant, named))
 
 
 def named_at(event: UUID, endpoint: str) -> UUID:
@@ -500,6 +507,19 @@ async def expire_due(conn: Connection, *, limit: int, now: datetime | None = Non
     """Stop trying messages whose time is over; how many."""
     cursor = await conn.execute(EXPIRE_DUE, {"limit": limit, "now": now}, prepare=False)  # as in `claim`
     return cursor.rowcount
+
+
+ADVANCE: Final[LiteralString] = """
+    select waypost.advance_lanes(%(limit)s::int, %(now)s::timestamptz)
+"""
+
+
+async def advance(conn: Connection, *, limit: int, now: datetime | None = None) -> int:
+    """Let the next message of each lane go whose head has ended; how many lanes were looked at."""
+    async with conn.cursor() as cursor:
+        await cursor.execute(ADVANCE, {"limit": limit, "now": now})
+        row = await cursor.fetchone()
+        return row[0] if row else 0
 
 
 # Few rows are claimed at a time, so no index for the token.

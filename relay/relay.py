@@ -14,7 +14,7 @@ import contextlib
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,6 +33,7 @@ from relay.delivery import Answer, Spared, Try, judge, unsent
 from relay.endpoints import Endpoint, Endpoints, Unusable
 from relay.outbox import EndpointKey, Message, Result
 from relay.patience import Patience, first_of, jittered
+from relay.references import KNOWN, Manager
 from relay.replies import Reply
 from relay.settings import RelaySettings
 from relay.settlement import Settlement
@@ -63,7 +64,8 @@ class Relay:
 
     `pool` gives connections in autocommit; three are used at a time. `hint` is called with "execution" when
     mail may have come, and `hinted` is set by whoever knows that a message is due. `clock` gives the time
-    that is signed; due times are the database's. `tls` and `resolver` are the wire's. With `traced`, each try
+    that is signed; due times are the database's. `managers` fetch secrets that are kept elsewhere, by the kind of
+    reference. `tls` and `resolver` are the wire's. With `traced`, each try
     is marked as to be exported.
     """
 
@@ -79,6 +81,7 @@ class Relay:
         clock: Callable[[], datetime] = utc_now,
         tls: ssl.SSLContext | None = None,
         resolver: AbstractResolver | None = None,
+        managers: Mapping[str, Manager] | None = None,
         traced: bool = False,
     ) -> None:
         self._pool = pool
@@ -94,6 +97,7 @@ class Relay:
             keep=self._settings.endpoint_cache,
             clock=time.monotonic,
             observer=self._observer,
+            managers={**KNOWN, **(managers or {})},
         )
         self._settlement = Settlement(
             pool,
@@ -101,6 +105,7 @@ class Relay:
             observer=self._observer,
             hint=self._hint,
             guarded=self._guard,
+            due=self._hinted.set,
             traced=traced,
         )
         self._tries: set[asyncio.Task[None]] = set()
@@ -283,14 +288,17 @@ class Relay:
             await self._give_back(conn)
             claims = await outbox.expire_claims(conn, limit=limit, now=now)
             messages = await outbox.expire_due(conn, limit=limit, now=now)
+            lanes = await outbox.advance(conn, limit=limit, now=now)
             self._guarded = await health.guarded(conn)
+        if lanes:
+            self._hinted.set()
         if claims:
             self._observer.saw("claims.expired", count=claims)
             self._hinted.set()
             self._hint("execution")
         if messages:
             self._observer.saw("messages.expired", count=messages)
-        return limit in (claims, messages)
+        return limit in (claims, messages, lanes)
 
     def _guard(self) -> None:
         """A circuit has opened: do not wait for the next sweep to see it."""

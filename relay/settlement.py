@@ -26,7 +26,7 @@ class Settlement:
 
     While the database is away results are kept: `relay.Relay` claims nothing then, so they are no more than
     what was in flight. `hint` is called with "execution" when an execution may have got mail, and `guarded` when
-    claims must look at circuits from now on.
+    claims must look at circuits from now on, `due` when there may be a message to claim.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class Settlement:
         observer: Observer,
         hint: Callable[[str], None],
         guarded: Callable[[], None],
+        due: Callable[[], None],
         traced: bool = False,
     ) -> None:
         self._pool = pool
         self._guarded = guarded
+        self._due = due
         self._traced = traced
         self._settings = settings
         self._observer = observer
@@ -110,6 +112,10 @@ class Settlement:
         batch = await self._post(conn, batch, now=now)
         states = await self._write(conn, batch, now=now)
         self._tell(batch, states)
+        if any(result.message.ordered for result in batch) and await outbox.advance(
+            conn, limit=self._settings.sweep_batch, now=now
+        ):
+            self._due()
         try:
             await self._keep(conn, batch, now=now)
         except psycopg.Error as error:

@@ -165,6 +165,7 @@ class Wire:
                     connect=self._settings.connect_timeout.total_seconds(),
                 ),
                 allow_redirects=False,
+                ssl=endpoint.tls or True,
                 trace_request_ctx=progress,
             )
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
@@ -233,12 +234,14 @@ def headers_of(message: Message, endpoint: Endpoint, *, now: datetime) -> dict[s
             endpoint.secrets, message_id=message_id, timestamp=timestamp, body=message.body
         ),
         "waypost-attempt": str(message.attempt),
-        **repeated(message),
+        **repeated(message, endpoint.idempotency),
+        **endpoint.headers,
     }
 
 
-def repeated(message: Message) -> dict[str, str]:
-    """What headers repeat of the signed body, for those who route or trace without reading bodies.
+def repeated(message: Message, idempotency: str = "bare") -> dict[str, str]:
+    """What headers repeat of the signed body, for those who route or trace without reading bodies. `idempotency` is
+    how the key is written: `bare`, `quoted` as a structured field, or `off`.
 
     The span of this hop is a child of the one in the body, which stays what it was when the message was
     created.
@@ -252,8 +255,9 @@ def repeated(message: Message) -> dict[str, str]:
     attributes = cast("dict[str, Any]", event)
     headers: dict[str, str] = {}
     key = attributes.get("idempotencykey")
-    if isinstance(key, str) and key:
-        headers["Idempotency-Key"] = quote(key, safe=VISIBLE)
+    if isinstance(key, str) and key and idempotency != "off":
+        bare = quote(key, safe=VISIBLE)
+        headers["Idempotency-Key"] = quoted(bare) if idempotency == "quoted" else bare
     parent = attributes.get("traceparent")
     if isinstance(parent, str) and trace.parse(parent):
         headers["traceparent"] = trace.child(parent, trace.hop(message.message_id, message.attempt))
@@ -261,6 +265,11 @@ def repeated(message: Message) -> dict[str, str]:
         if isinstance(state, str) and re.fullmatch(r"[\x20-\x7e]{1,512}", state):
             headers["tracestate"] = state
     return headers
+
+
+def quoted(text: str) -> str:
+    """Visible ASCII as a string of structured fields (RFC 9651, section 3.3.3)."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 async def read_up_to(

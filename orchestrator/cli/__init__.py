@@ -16,7 +16,7 @@ import psycopg
 
 from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
 from migrations.runner import MigrationError
-from orchestrator.cli import approvals, demo, dev, inbox, operations, register, roles, schemas
+from orchestrator.cli import approvals, demo, dev, inbox, operations, outbox, register, roles, schemas
 from orchestrator.cli.arguments import parser
 from orchestrator.cli.flows import flow
 from orchestrator.cli.mutexes import mutex
@@ -43,6 +43,9 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "mutex": mutex,
     "inbox": inbox.inbox,
     "contract": inbox.contract,
+    "outbox": outbox.outbox,
+    "delivery": outbox.delivery,
+    "dlq": outbox.dlq,
     "start": operations.start,
     "show": operations.show,
     "why": why,

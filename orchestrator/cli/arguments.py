@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -64,6 +64,15 @@ def key(text: str) -> str:
     return text
 
 
+def attribute(text: str) -> tuple[str, str]:
+    if text == "none":
+        return "", ""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {shown(text)}")
+    return name, value
+
+
 def execution(text: str) -> UUID:
     try:
         return UUID(text)
@@ -98,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     add_operations(command)
     add_tasks(command)
     add_orders(command)
+    add_messages(command)
     add_contracts(command)
     add_versions(command)
     demo = command("demo", "Show it all: start every part and three services, and run four orders.")
@@ -195,8 +205,22 @@ def add_registry(command: Command) -> None:
         ("remove", "send it no more of them"),
     ):
         change = subscription.add_parser(verb, help=help_)
-        change.add_argument("type", type=key, metavar="TYPE", help="the exact type of the events")
+        change.add_argument("type", type=key, metavar="TYPE", help="an exact type, or shop.order.*, or *")
         change.add_argument("endpoint", metavar="ENDPOINT", help="one of the kind event")
+        if verb == "add":
+            change.add_argument(
+                "--ordered",
+                choices=("key", "execution"),
+                help="those of one key, or execution, arrive in order",
+            )
+            change.add_argument(
+                "--where",
+                action="append",
+                type=attribute,
+                default=[],
+                metavar="NAME=VALUE",
+                help="only events whose attribute NAME is VALUE, such as source=/shop; may be repeated",
+            )
         add_output(change)
     add_output(subscription.add_parser("list", help="who gets which events now"), "table")
     mutex = command("mutex", "Who has which mutex, and who waits for it.").add_subparsers(
@@ -236,7 +260,49 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
         one.add_argument("name", metavar="NAME")
         for name, metavar, meaning in ENDPOINT_OPTIONS if verb == "set" else ():
             one.add_argument(name, metavar=metavar, help=meaning)
+        if verb == "set":
+            for name, metavar, meaning in (
+                ("--header", "NAME=VALUE", "a header of its own"),
+                ("--tls", "NAME=FILE", "a file of the relay: ca, certificate or key"),
+            ):
+                one.add_argument(
+                    name,
+                    action="append",
+                    type=attribute,
+                    default=[],
+                    metavar=metavar,
+                    help=f"{meaning}, instead of what was set; may be repeated; `none` takes all back",
+                )
+            one.add_argument(
+                "--idempotency", choices=("bare", "quoted", "off"), help="how Idempotency-Key is written"
+            )
+            one.add_argument(
+                "--on-dead",
+                choices=("block", "skip"),
+                help="what a dead letter does to what waits behind it in a lane",
+            )
+        if verb == "enable":
+            one.add_argument(
+                "--replay-since",
+                type=moment,
+                metavar="WHEN",
+                help="events made since then, dead letters too; older ones become dead letters",
+            )
         add_output(one)
+    one = endpoint.add_parser("rotate", help="give one a new secret; prints it, which is shown only now")
+    one.add_argument("name", metavar="NAME")
+    one.add_argument(
+        "--grace", type=duration, default="24h", help="for the old ones (default: 24h, at most 168h)"
+    )
+    either = one.add_mutually_exclusive_group()
+    either.add_argument(
+        "--secret-file", metavar="FILE", help="use the one in FILE (- is stdin), whsec_… or whsk_…"
+    )
+    either.add_argument("--key-pair", action="store_true", help="a key whose public half the service gets")
+    either.add_argument(
+        "--reference", metavar="KIND:NAME", help="one that the relay fetches: env:NAME, file:/PATH"
+    )
+    add_output(one)
 
 
 def add_inbox(command: Command) -> None:
@@ -391,6 +457,83 @@ def add_orders(command: Command) -> None:
     resolve.add_argument("verdict", choices=("retry", "done", "skip", "not_done"))
     resolve.add_argument("--value", metavar="JSON", help="with done: what the step returned")
     add_operator(resolve)
+
+
+def moment(text: str) -> datetime:
+    """A time, or how long ago it was."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC) - duration(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def per_second(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 100_000:
+        raise argparse.ArgumentTypeError(f"expected more than 0 a second, found {shown(text)}")
+    return found
+
+
+def add_messages(command: Command) -> None:
+    """What leaves, what was tried, what never arrived."""
+    outbox = command("outbox", "Messages that leave.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    listing = outbox.add_parser("list", help="those that have not arrived, the oldest first")
+    listing.add_argument("--state", action="append", default=[], metavar="STATE", help="may be repeated")
+    listing.add_argument("--lane", metavar="LANE")
+    add_filter(listing)
+    one = outbox.add_parser("show", help="one: why it is where it is, its tries, its body")
+    one.add_argument("id", type=execution, metavar="MESSAGE")
+    add_output(one)
+
+    delivery = command("delivery", "Tries to send messages.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    tries = delivery.add_parser("list", help="those of a message, the newest first")
+    tries.add_argument("id", type=execution, metavar="MESSAGE")
+    add_output(tries, "table")
+    by_hand = delivery.add_parser("curl", help="a script that sends it once more; the secret is not in it")
+    by_hand.add_argument("id", type=execution, metavar="MESSAGE")
+
+    dlq = command("dlq", "Dead letters: messages that have no try left.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    listing = dlq.add_parser("list", help="all of them, the oldest first")
+    listing.add_argument("--code", metavar="CODE", help="why, such as http-503 or timeout")
+    add_filter(listing)
+    one = dlq.add_parser("show", help="one: why, its tries, its body")
+    one.add_argument("id", type=execution, metavar="MESSAGE")
+    add_output(one)
+    again = dlq.add_parser("replay", help="put events back, in their order; twice does no harm")
+    again.add_argument("ids", nargs="*", type=execution, metavar="MESSAGE")
+    again.add_argument("--all", action="store_true", help="of every endpoint")
+    again.add_argument("--code", metavar="CODE", help="why, such as http-503 or timeout")
+    again.add_argument("--dry-run", action="store_true", help="only say which")
+    again.add_argument("--rate", type=per_second, metavar="N", help="so many a second")
+    again.add_argument(
+        "--as-new", action="store_true", help="as other messages, which name the old ones as cause"
+    )
+    add_filter(again)
+    away = dlq.add_parser("discard", help="decide that they need not arrive; what waits behind them goes on")
+    away.add_argument("ids", nargs="+", type=execution, metavar="MESSAGE")
+    add_output(away)
+
+
+def add_filter(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--endpoint", metavar="ENDPOINT")
+    verb.add_argument("--type", type=key, metavar="TYPE", help="of the event")
+    verb.add_argument(
+        "--since", type=moment, metavar="WHEN", help="a time, or a span such as 2h: that long ago"
+    )
+    verb.add_argument("--until", type=moment, metavar="WHEN", help="before that")
+    verb.add_argument("--after", type=execution, metavar="MESSAGE", help="go on behind it")
+    verb.add_argument("--limit", type=count, default=100, metavar="N", help="at most so many (default: 100)")
+    add_output(verb, "table")
 
 
 def add_contracts(command: Command) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from contracts.backoff import COMMAND_SCHEDULE, EVENT_SCHEDULE, BadSchedule, Schedule
 from contracts.errors import shown
-from orchestrator import bootstrap, endpoints
+from contracts.signature import Signer, SigningKey, signer
+from orchestrator import bootstrap, endpoints, outbox, registry
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say
 from orchestrator.registry import NotRegistered
 from orchestrator.settings import Settings, span
@@ -47,6 +50,12 @@ def set_(args: Namespace, settings: Settings) -> int:
 
 
 def enable(args: Namespace, settings: Settings) -> int:
+    if args.replay_since is not None:
+        skipped, back = bootstrap.run(
+            over(settings, lambda conn: outbox.enable_since(conn, args.name, args.replay_since))
+        )
+        words = f"is enabled: {back} dead letters are put back, {skipped} older events are dead letters now."
+        return said(args, words, state="enabled", put_back=back, skipped=skipped)
     bootstrap.run(over(settings, lambda conn: endpoints.enable(conn, args.name)))
     return said(args, "is enabled: what waited for it is sent.", state="enabled")
 
@@ -54,6 +63,45 @@ def enable(args: Namespace, settings: Settings) -> int:
 def disable(args: Namespace, settings: Settings) -> int:
     bootstrap.run(over(settings, lambda conn: endpoints.disable(conn, args.name)))
     return said(args, "is disabled: what is meant for it is kept, and waits.", state="disabled")
+
+
+def rotate(args: Namespace, settings: Settings) -> int:
+    secret = registry.signing_key() if args.key_pair else given(args.secret_file)
+    done = bootstrap.run(
+        over(
+            settings,
+            lambda conn: registry.rotate_endpoint(
+                conn, settings.vault(), args.name, secret=secret, reference=args.reference, grace=args.grace
+            ),
+        )
+    )
+    new = done.secret
+    public = new.public.text if isinstance(new, SigningKey) else None
+    if args.output == "json":
+        said = {"public": public} if public else {}
+        say(
+            as_json(
+                {"name": done.name, "key_id": done.key_id, "secret": None if new is None else new.text} | said
+            )
+        )
+    elif new is None:
+        note(f"endpoint {plain(args.name)} is signed for with the secret {plain(args.reference)}, too.")
+    elif public is not None:
+        note(f"endpoint {plain(args.name)} has a new key. The service verifies with its public half:")
+        say(public)
+    else:
+        note(
+            f"endpoint {plain(args.name)} has a new secret, and the old ones end soon. The service verifies with it:"
+        )
+        say(new.text)
+    return Exit.OK
+
+
+def given(path: str | None) -> Signer | None:
+    """The secret or key in a file. Raises BadSecret, which does not repeat it, and OSError."""
+    if path is None:
+        return None
+    return signer(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
 
 
 async def over(settings: Settings, act: Callable[[Connection], Awaitable[T]]) -> T:
@@ -94,6 +142,7 @@ def changes_in(args: Namespace) -> dict[str, Any]:
         changes |= schedule_in(args)
     except ValueError as error:
         problems.append(f"schedule: {error}")
+    changes |= words_in(args)
     if changes.get("timeout", ...) is None:
         changes["timeout"] = timedelta(seconds=15)
     if changes.get("disable_after", ...) is None and args.disable_after == DEFAULT:
@@ -103,6 +152,18 @@ def changes_in(args: Namespace) -> dict[str, Any]:
     if problems:
         raise NotRegistered(f"endpoint {shown(args.name)}", problems)
     return changes
+
+
+def words_in(args: Namespace) -> dict[str, Any]:
+    """What needs no reading: headers, files, and words that are one of a few."""
+    said: dict[str, Any] = {}
+    for name, pairs in (("headers", args.header), ("tls", args.tls)):
+        if pairs:
+            said[name] = {} if ("", "") in pairs else dict(pairs)
+    for name in ("idempotency", "on_dead"):
+        if getattr(args, name) is not None:
+            said[name] = getattr(args, name)
+    return said
 
 
 def schedule_in(args: Namespace) -> dict[str, Any]:
@@ -154,6 +215,10 @@ def told(found: EndpointState) -> str:
         "concurrency": found.concurrency or "as the relay has it",
         "rate": found.rate and f"{found.rate:g} a second, {found.burst or 'a second of them'} at once",
         "disabled after": f"{found.disable_after} of failures alone" if found.disable_after else "never",
+        "headers": ", ".join(found.headers) or None,
+        "idempotency": found.idempotency if found.idempotency != "bare" else None,
+        "tls": ", ".join(f"{name} {path}" for name, path in sorted(found.tls.items())) or None,
+        "dead in a lane": "the next one goes" if found.on_dead == "skip" else "the lane stops",
         "secrets": found.secrets,
         "waiting": found.waiting,
         "dead letters": found.dead,

@@ -35,6 +35,7 @@ ENDPOINT_VERBS = {
     "set": verbs.set_,
     "enable": verbs.enable,
     "disable": verbs.disable,
+    "rotate": verbs.rotate,
 }
 
 

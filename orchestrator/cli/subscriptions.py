@@ -29,7 +29,9 @@ def subscription(args: Namespace, settings: Settings) -> int:
 
 async def add(args: Namespace, settings: Settings) -> bool:
     async with bootstrap.connection(settings) as conn:
-        return await subscriptions.subscribe(conn, args.type, args.endpoint)
+        return await subscriptions.subscribe(
+            conn, args.type, args.endpoint, ordered_by=args.ordered, attributes=dict(args.where)
+        )
 
 
 async def remove(args: Namespace, settings: Settings) -> None:
@@ -55,6 +57,17 @@ def listed(found: Sequence[SubscriptionRow], shape: str) -> int:
         say(as_json([asdict(row) for row in found]))
         return Exit.OK
     now = datetime.now(UTC)
-    rows = ((row.type, row.endpoint, row.url, row.state, ago(row.created_at, now=now)) for row in found)
-    say(table(("TYPE", "ENDPOINT", "URL", "STATE", "AGE"), rows))
+    rows = (
+        (
+            row.type,
+            row.endpoint,
+            row.ordered_by or "-",
+            " ".join(f"{name}={value}" for name, value in (row.attributes or {}).items()) or "-",
+            row.url,
+            row.state,
+            ago(row.created_at, now=now),
+        )
+        for row in found
+    )
+    say(table(("TYPE", "ENDPOINT", "ORDERED BY", "WHERE", "URL", "STATE", "AGE"), rows))
     return Exit.OK

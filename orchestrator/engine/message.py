@@ -125,6 +125,7 @@ def event_of(fact: Fact, sender: Identity, wire: Wire) -> NewEvent:
         event_id=identity,
         path=fact.path,
         type=said["type"],
+        key=said["key"] or "",
         body=encode_structured(envelope),
         expires_at=fact.at + PUBLISHED_LIFE,
     )

@@ -36,6 +36,7 @@ class NewEvent:
     event_id: UUID
     path: str
     type: str
+    key: str
     body: bytes
     expires_at: datetime
 
@@ -195,19 +196,27 @@ MARKS: Final[LiteralString] = """,
     )
 """
 
-# One message for each endpoint that subscribes now. None of them is locked by anybody: they are new.
+# One message for each endpoint that subscribes now. None of them is locked by anybody: they are new. Sorted, as their
+# lanes are locked in this order.
 SENT: Final[LiteralString] = """,
     sent as (
         insert into waypost.outbox
-               (tenant_id, message_id, execution_id, epoch, path, command, endpoint, body, due_at, expires_at)
+               (tenant_id, message_id, execution_id, epoch, path, command, endpoint, lane, ordered, body, due_at,
+                expires_at)
         select t.tenant_id, waypost.id_of(t.event_id || '/' || s.endpoint), t.execution_id, t.epoch, t.path, false,
-               s.endpoint, t.body, coalesce(%(now)s::timestamptz, now()), t.expires_at
+               s.endpoint,
+               case s.ordered_by when 'key' then t.key when 'execution' then t.execution_id::text end,
+               s.ordered_by is not null, t.body, coalesce(%(now)s::timestamptz, now()), t.expires_at
           from unnest(%(e_tenant)s::int[], %(e_id)s::uuid[], %(e_epoch)s::int[], %(e_event)s::uuid[],
-                      %(e_path)s::text[], %(e_type)s::text[], %(e_body)s::bytea[], %(e_expires)s::timestamptz[])
-            as t(tenant_id, execution_id, epoch, event_id, path, type, body, expires_at)
+                      %(e_path)s::text[], %(e_type)s::text[], %(e_key)s::text[], %(e_body)s::bytea[],
+                      %(e_expires)s::timestamptz[])
+               with ordinality
+            as t(tenant_id, execution_id, epoch, event_id, path, type, key, body, expires_at, ord)
           join done on done.execution = t.execution_id
-          join waypost.subscription s on s.tenant_id = t.tenant_id and s.type = t.type
-         order by 1, 2
+         cross join lateral waypost.subscribers_of(t.tenant_id, t.type, t.body) s
+         order by t.tenant_id, s.endpoint collate "C",
+                  case s.ordered_by when 'key' then t.key when 'execution' then t.execution_id::text end collate "C",
+                  t.ord
     )
 """
 
@@ -474,7 +483,7 @@ def body_at_rest(tenant: int, message: UUID, body: bytes) -> bytes:
     if codec is None:
         return body
     event = json.loads(body)
-    public = {name: event[name] for name in ("type", "id", "traceparent") if name in event}
+    public = {name: event[name] for name in ("type", "id", "traceparent", "source") if name in event}
     return seal_body(codec, body, place("outbox", tenant, message), public)
 
 
@@ -488,6 +497,7 @@ def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
         "e_event": arrays.plain([e.event_id for _, e in events]),
         "e_path": arrays.texts([e.path for _, e in events]),
         "e_type": arrays.texts([e.type for _, e in events]),
+        "e_key": arrays.texts([e.key for _, e in events]),
         "e_body": arrays.blobs([body_at_rest(t.tenant, e.event_id, e.body) for t, e in events]),
         "e_expires": arrays.times([e.expires_at for _, e in events]),
     }

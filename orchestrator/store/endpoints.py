@@ -29,6 +29,10 @@ class EndpointState:
     rate: float | None
     burst: int | None
     disable_after: timedelta | None
+    on_dead: str
+    headers: list[str]
+    idempotency: str
+    tls: dict[str, str]
     paused_until: datetime | None
     failing_since: datetime | None
     open_until: datetime | None
@@ -40,7 +44,8 @@ class EndpointState:
 
 READ: Final[LiteralString] = """
     select e.name, e.url, e.kind, e.state, e.fault, e.timeout, coalesce(e.replies_from, e.name) as replies_from,
-           e.schedule, e.concurrency, e.rate, e.burst, e.disable_after,
+           e.schedule, e.concurrency, e.rate, e.burst, e.disable_after, e.on_dead,
+           array(select jsonb_object_keys(e.headers) order by 1) as headers, e.idempotency, e.tls,
            case when e.paused_until > now() then e.paused_until end as paused_until, e.failing_since, e.open_until,
            (select count(*)
               from waypost.secret s
@@ -52,7 +57,7 @@ READ: Final[LiteralString] = """
               from waypost.outbox o
              where o.tenant_id = e.tenant_id
                and o.endpoint = e.name
-               and o.state = 'due') as waiting,
+               and o.state in ('due', 'waiting')) as waiting,
            (select count(*)
               from waypost.outbox o
              where o.tenant_id = e.tenant_id
@@ -73,8 +78,10 @@ async def read(conn: Connection, name: str, *, tenant: int) -> EndpointState | N
 
 SET: Final[LiteralString] = """
     update waypost.endpoint e
-       set (url, timeout, replies_from, schedule, concurrency, rate, burst, disable_after) =
-           (select n.url, n.timeout, n.replies_from, n.schedule, n.concurrency, n.rate, n.burst, n.disable_after
+       set (url, timeout, replies_from, schedule, concurrency, rate, burst, disable_after, on_dead,
+            headers, idempotency, tls) =
+           (select n.url, n.timeout, n.replies_from, n.schedule, n.concurrency, n.rate, n.burst, n.disable_after,
+                   n.on_dead, n.headers, n.idempotency, n.tls
               from jsonb_populate_record(e, %(changes)s::jsonb) n)
      where e.tenant_id = %(tenant)s::int
        and e.name = %(name)s::text

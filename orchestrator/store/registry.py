@@ -168,6 +168,31 @@ async def set_sender(
     )
 
 
+LOCK_ENDPOINT: Final[LiteralString] = """
+    select 1
+      from waypost.endpoint
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+       for no key update
+"""
+
+
+async def lock_endpoint(conn: Connection, name: str, *, tenant: int) -> bool:
+    """Whether there is an endpoint of that name; nobody else gives it a secret before the transaction ends."""
+    return await (await conn.execute(LOCK_ENDPOINT, {"tenant": tenant, "name": name})).fetchone() is not None
+
+
+REFER: Final[LiteralString] = """
+    insert into waypost.secret (tenant_id, owner_kind, owner_name, key_id, reference)
+    values (%(tenant)s::int, 'endpoint', %(name)s::text, %(key_id)s::text, %(reference)s::text)
+"""
+
+
+async def add_reference(conn: Connection, name: str, key_id: str, reference: str, *, tenant: int) -> None:
+    """An endpoint's secret that is kept elsewhere."""
+    await conn.execute(REFER, {"tenant": tenant, "name": name, "key_id": key_id, "reference": reference})
+
+
 EXPIRE_SECRETS: Final[LiteralString] = """
     update waypost.secret
        set expires_at = now() + %(grace)s::interval
@@ -324,14 +349,14 @@ class Newest:
 READ_NEWEST: Final[LiteralString] = """
     select tenant_id, owner_kind, owner_name, key_id, nonce, ciphertext
       from waypost.secret
-     where expires_at is null
-        or expires_at > now()
+     where ciphertext is not null
+       and (expires_at is null or expires_at > now())
      order by created_at desc
      limit 1
 """
 
 
 async def read_newest(conn: Connection) -> Newest | None:
-    """The newest of all that are in use."""
+    """The newest of all that are in use and here."""
     row = await (await conn.execute(READ_NEWEST)).fetchone()
     return None if row is None else Newest(row[0], SealedSecret(*row[1:]))

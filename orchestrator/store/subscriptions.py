@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from orchestrator.store.database import Connection
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRow:
-    """Events of `type` go to `endpoint`, which is at `url` and may be disabled (`state`)."""
+    """Events of `type`, an exact one or a pattern, with these attributes go to `endpoint`, which is at `url` and may be
+    disabled (`state`); in lanes by what `ordered_by` says.
+    """
 
     type: str
     endpoint: str
+    ordered_by: str | None
+    attributes: dict[str, Any] | None
     url: str
     state: str
     created_at: datetime
@@ -37,16 +43,40 @@ async def kind_of(conn: Connection, endpoint: str, *, tenant: int) -> str | None
 
 
 ADD: Final[LiteralString] = """
-    insert into waypost.subscription (tenant_id, type, endpoint)
-    values (%(tenant)s::int, %(type)s::text, %(endpoint)s::text)
-        on conflict do nothing
+    insert into waypost.subscription (tenant_id, type, endpoint, ordered_by, attributes)
+    values (%(tenant)s::int, %(type)s::text, %(endpoint)s::text, %(ordered_by)s::text, %(attributes)s::jsonb)
+        on conflict (tenant_id, type, endpoint) do update
+       set ordered_by = excluded.ordered_by,
+           attributes = excluded.attributes
+ returning xmax = 0 as is_new
 """
 
 
-async def add(conn: Connection, type: str, endpoint: str, *, tenant: int) -> bool:  # noqa: A002  # its name on the wire
-    """Whether it is new. Raises psycopg's ForeignKeyViolation for an endpoint that is not there."""
-    cursor = await conn.execute(ADD, {"tenant": tenant, "type": type, "endpoint": endpoint})
-    return cursor.rowcount == 1
+async def add(
+    conn: Connection,
+    type: str,  # noqa: A002  # its name on the wire
+    endpoint: str,
+    *,
+    ordered_by: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    tenant: int,
+) -> bool:
+    """Whether it is new; one that was there is as said from now on. Raises psycopg's ForeignKeyViolation for an
+    endpoint that is not there.
+    """
+    row = await (
+        await conn.execute(
+            ADD,
+            {
+                "tenant": tenant,
+                "type": type,
+                "endpoint": endpoint,
+                "ordered_by": ordered_by,
+                "attributes": None if attributes is None else Jsonb(dict(attributes)),
+            },
+        )
+    ).fetchone()
+    return row is not None and bool(row[0])
 
 
 REMOVE: Final[LiteralString] = """
@@ -64,7 +94,7 @@ async def remove(conn: Connection, type: str, endpoint: str, *, tenant: int) -> 
 
 
 READ: Final[LiteralString] = """
-    select s.type, s.endpoint, e.url, e.state, s.created_at
+    select s.type, s.endpoint, s.ordered_by, s.attributes, e.url, e.state, s.created_at
       from waypost.subscription s
       join waypost.endpoint e
         on e.tenant_id = s.tenant_id

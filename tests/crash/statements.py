@@ -23,7 +23,7 @@ WRITES: Final = re.compile(
     r"|pg_notify)"
 )
 CALLS: Final = re.compile(r"\bwaypost\.(\w+)\s*\(")
-READERS: Final = frozenset({"attributes_of", "draw_of", "facts_of", "version_drawn"})
+READERS: Final = frozenset({"attributes_of", "draw_of", "facts_of", "version_drawn", "type_in"})
 """Functions of the database that statements call and that write nothing. All others are taken to write."""
 
 

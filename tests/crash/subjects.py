@@ -118,6 +118,7 @@ BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "orchestrator.store.spans.TAKE": rows,
     "orchestrator.store.workers.BURY": rows,
     "orchestrator.store.workers.TAKE_OVER": rows,
+    "relay.outbox.ADVANCE": count,
     "relay.outbox.CLAIM": messages,
     "relay.outbox.CLAIM_GUARDED": messages,
     "orchestrator.store.mutexes.GRANT": count,

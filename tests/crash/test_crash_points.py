@@ -51,6 +51,9 @@ TASKS: Final = (
     "a worker of queues, which serves no orders: tests/engine/test_tasks.py, tests/cli/test_tasks.py"
 )
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
+BY_PEOPLE: Final = (
+    "what people do about dead letters; said again, it does nothing more: tests/cli/test_outbox.py"
+)
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
@@ -61,7 +64,13 @@ NOT_HERE: Final = {
     "orchestrator.store.payloads.WRITE_INBOX": BY_PAGES,
     "orchestrator.store.payloads.WRITE_JOURNAL": BY_PAGES,
     "orchestrator.store.payloads.WRITE_OUTBOX": BY_PAGES,
+    "orchestrator.store.outbox.ADVANCE": BY_PEOPLE,
+    "orchestrator.store.outbox.COPY": BY_PEOPLE,
+    "orchestrator.store.outbox.DISCARD": BY_PEOPLE,
+    "orchestrator.store.outbox.PUT_BACK": BY_PEOPLE,
+    "orchestrator.store.outbox.SKIP": BY_PEOPLE,
     "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
+    "orchestrator.store.registry.REFER": "given again, it names the secret once more: tests/relay/test_particulars.py",
     "orchestrator.store.registry.ADD_SENDER": ELSEWHERE,
     "orchestrator.store.registry.FORGET_SECRETS": ELSEWHERE,
     "orchestrator.store.registry.REPLACE_ENDPOINT": ELSEWHERE,

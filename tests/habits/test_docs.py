@@ -242,7 +242,7 @@ def test_the_table_of_states_is_that_of_the_code() -> None:
 
 
 def test_the_states_of_a_message_are_those_of_the_table() -> None:
-    schema = text_of("migrations/0001_tables.sql").partition("create table waypost.outbox")[2]
+    schema = text_of("migrations/0024_lanes.sql").partition("alter table waypost.outbox")[2]
     check = re.search(r"constraint state_is_known check \(state in\s*\(([^)]+)\)", schema)
     assert check is not None
     listed = [code_in(cells[0])[0] for cells in table("ARCHITECTURE.md", "state of a message")]

@@ -309,7 +309,7 @@ async def test_an_event_is_a_message_to_each_endpoint_that_subscribes_to_its_typ
 
     found = await rows(
         conn,
-        "select endpoint, body, command, state, execution_id, expires_at - due_at = make_interval(days => 3)"
+        "select endpoint, body, command, state, execution_id, expires_at - due_at = make_interval(days => 4)"
         "  from waypost.outbox order by endpoint",
     )
     assert [(endpoint, *rest) for endpoint, _, *rest in found] == [
