@@ -15,9 +15,11 @@ from typing import Final, Literal, LiteralString
 from multidict import CIMultiDict
 
 from contracts import strict_json
+from contracts.codec import place
 from contracts.envelope import ABSENT, Envelope, is_timestamp
 from contracts.json_schema import Violated
 from contracts.limits import PROBLEMS_MAX
+from contracts.mail import body_at_rest
 from contracts.strict_json import Json
 from receiver.inbox import Connection
 from receiver.senders import Sender
@@ -102,6 +104,11 @@ def told(problems: Sequence[str]) -> str:
     return "\n".join(problems[:PROBLEMS_MAX])[:DETAIL_CHARACTERS_MAX]
 
 
+def quarantine_place(tenant: int, sender: str, digest: bytes) -> str:
+    """Where something stands that is kept apart, for who seals and opens it."""
+    return place("quarantine", tenant, sender, digest.hex())
+
+
 KEEP: Final[LiteralString] = """
     insert into waypost.quarantine as q
            (tenant_id, sender, reason, detail, source, event_id, type, key, webhook_id, headers, body, digest)
@@ -128,7 +135,9 @@ async def keep(conn: Connection, kept: Kept) -> bool:
         "key": event and event.subject,
         "webhook_id": kept.webhook_id,
         "headers": strict_json.encode(dict(kept.headers), what="headers"),
-        "body": kept.body,
+        "body": body_at_rest(
+            kept.body, quarantine_place(kept.sender.tenant_id, kept.sender.name, kept.digest)
+        ),
         "digest": kept.digest,
     }
     row = await (await conn.execute(KEEP, parameters)).fetchone()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString
 from uuid import UUID
 
 from psycopg.rows import class_row
 
+from contracts.codec import open_body
+from contracts.mail import mail_place
 from orchestrator.store.database import Connection
+from orchestrator.store.executions import mail_data
+from receiver.quarantine import quarantine_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class Apart:
     """What was kept apart, as it came."""
 
     quarantine_id: int
+    tenant_id: int
     tenant: str
     sender: str
     reason: str
@@ -98,6 +104,7 @@ class Apart:
     webhook_id: str | None
     headers: Mapping[str, str]
     body: bytes
+    digest: bytes
     times: int
     received_at: datetime
     released_at: datetime | None
@@ -105,8 +112,8 @@ class Apart:
 
 
 READ_APART: Final[LiteralString] = """
-    select q.quarantine_id, t.name as tenant, q.sender, q.reason, q.detail, q.source, q.event_id, q.type, q.key,
-           q.webhook_id, q.headers, q.body, q.times, q.received_at, q.released_at, q.released_by
+    select q.quarantine_id, q.tenant_id, t.name as tenant, q.sender, q.reason, q.detail, q.source, q.event_id, q.type,
+           q.key, q.webhook_id, q.headers, q.body, q.digest, q.times, q.received_at, q.released_at, q.released_by
       from waypost.quarantine q
       join waypost.tenant t using (tenant_id)
      where q.tenant_id = %(tenant)s::int
@@ -116,10 +123,14 @@ READ_APART: Final[LiteralString] = """
 
 
 async def read_apart(conn: Connection, number: int, *, tenant: int) -> Apart | None:
-    """Locked until the transaction ends, so that of two who let it in one waits for the other."""
+    """Locked until the transaction ends, so that of two who let it in one waits for the other. Opened where sealed."""
     async with conn.cursor(row_factory=class_row(Apart)) as cursor:
         await cursor.execute(READ_APART, {"tenant": tenant, "id": number})
-        return await cursor.fetchone()
+        found = await cursor.fetchone()
+    if found is None:
+        return None
+    where = quarantine_place(found.tenant_id, found.sender, found.digest)
+    return replace(found, body=open_body(found.body, where))
 
 
 RELEASE: Final[LiteralString] = """
@@ -171,8 +182,8 @@ class Received:
 
 
 READ_RECEIVED: Final[LiteralString] = """
-    select i.inbox_id, i.kind, i.sender, i.source, i.event_id, i.webhook_id, i.type, i.key, i.data, i.body, i.answer,
-           i.taken, i.shelf_until, i.received_at,
+    select i.inbox_id, i.kind, i.sender, i.source, i.event_id, i.webhook_id, i.type, i.key, i.data::text as data,
+           i.body, i.answer, i.taken, i.shelf_until, i.received_at,
            array(select m.execution_id
                    from waypost.mail m
                   where m.inbox_id = i.inbox_id
@@ -193,9 +204,18 @@ READ_RECEIVED: Final[LiteralString] = """
 
 
 async def read_received(conn: Connection, number: int, *, tenant: int) -> Received | None:
+    """Opened where it is sealed."""
     async with conn.cursor(row_factory=class_row(Received)) as cursor:
         await cursor.execute(READ_RECEIVED, {"tenant": tenant, "id": number})
-        return await cursor.fetchone()
+        found = await cursor.fetchone()
+    if found is None:
+        return None
+    where = mail_place(tenant, found.sender, found.source, found.event_id)
+    return replace(
+        found,
+        data=None if found.data is None else json.loads(mail_data(found.kind, found.data, where)),
+        body=None if found.body is None else open_body(found.body, where),
+    )
 
 
 @dataclass(frozen=True, slots=True)

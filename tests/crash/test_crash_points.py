@@ -50,6 +50,7 @@ TASKED: Final = "the same, with the rows of tasks: tests/engine/test_tasks.py"
 TASKS: Final = (
     "a worker of queues, which serves no orders: tests/engine/test_tasks.py, tests/cli/test_tasks.py"
 )
+KEPT_APART: Final = "what no order of ours comes to; tests/receiver/test_quarantine.py says it again"
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
 BY_PEOPLE: Final = (
     "what people do about dead letters; said again, it does nothing more: tests/cli/test_outbox.py"
@@ -60,6 +61,10 @@ NOT_HERE: Final = {
     "orchestrator.store.endpoints.DISABLE": ELSEWHERE,
     "orchestrator.store.endpoints.ENABLE": ELSEWHERE,
     "orchestrator.store.endpoints.SET": ELSEWHERE,
+    "orchestrator.store.inbox.BLAME": KEPT_APART,
+    "orchestrator.store.inbox.PUT_CONTRACT": ELSEWHERE,
+    "orchestrator.store.inbox.RELEASE": KEPT_APART,
+    "orchestrator.store.inbox.REMOVE_CONTRACT": ELSEWHERE,
     "orchestrator.store.payloads.WRITE_DELIVERY": BY_PAGES,
     "orchestrator.store.payloads.WRITE_INBOX": BY_PAGES,
     "orchestrator.store.payloads.WRITE_JOURNAL": BY_PAGES,
@@ -72,6 +77,7 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.ADD_ENDPOINT": ELSEWHERE,
     "orchestrator.store.registry.REFER": "given again, it names the secret once more: tests/relay/test_particulars.py",
     "orchestrator.store.registry.ADD_SENDER": ELSEWHERE,
+    "orchestrator.store.registry.EXPIRE_SECRETS": ELSEWHERE,
     "orchestrator.store.registry.FORGET_SECRETS": ELSEWHERE,
     "orchestrator.store.registry.REPLACE_ENDPOINT": ELSEWHERE,
     "orchestrator.store.registry.REPLACE_SENDER": ELSEWHERE,
@@ -97,6 +103,7 @@ NOT_HERE: Final = {
     "orchestrator.store.versions.UNSHARE": ELSEWHERE,
     "orchestrator.embedded.server.CREATE_DATABASE": "`dev` looks at each start whether there is one to create",
     "relay.outbox.CLAIM_GUARDED": GUARDED,
+    "receiver.quarantine.KEEP": KEPT_APART,
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }
 """Statements that write, and that a deployment does not come to when it serves orders; with where, or why."""

@@ -85,6 +85,54 @@ async def test_who_changes_a_sender_again_after_a_crash_has_changed_it(
     assert await cursor.fetchone() == (1 + len(points),)
 
 
+async def test_who_rotates_again_after_a_crash_has_one_more_secret_that_ends_never(
+    dsn: str, conn: Connection, tmp_path: Path
+) -> None:
+    async with desk(dsn, tmp_path / "desk") as it:
+        assert await it.say("sender", "add", "undisturbed") == 0
+        before = len(it.passed(CLIENT))
+        assert await it.say("sender", "rotate", "undisturbed") == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            assert await it.say("sender", "add", f"name-{number}") == 0
+            it.arm(point)
+            assert await it.say("sender", "rotate", f"name-{number}") != 0
+            assert it.fired(point)
+            assert await it.say("sender", "rotate", f"name-{number}") == 0
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select owner_name from waypost.secret where expires_at is null")
+    assert len(await cursor.fetchall()) == 1 + len(points)
+
+
+@pytest.mark.parametrize("verb", ["add", "remove"])
+async def test_who_changes_a_contract_again_after_a_crash_has_changed_it(
+    dsn: str, conn: Connection, tmp_path: Path, verb: str
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+
+    async def give(name: str, word: str) -> int:
+        words = [str(schema), "--type", name] if word == "add" else [name]
+        return await it.say("contract", word, *words)
+
+    async with desk(dsn, tmp_path / "desk") as it:
+        assert await give("undisturbed", "add") == 0
+        before = len(it.passed(CLIENT))
+        assert await give("undisturbed", verb) == 0
+        points = all_of(it.passed(CLIENT)[before:])
+        for number, point in enumerate(points):
+            assert await give(f"name-{number}", "add") == 0
+            it.arm(point)
+            assert await give(f"name-{number}", verb) != 0
+            assert it.fired(point)
+            await give(f"name-{number}", verb)
+
+    assert {point.when for point in points} == {"before", "after", "lost"}
+    cursor = await conn.execute("select count(*) from waypost.contract")
+    assert await cursor.fetchone() == (1 + len(points) if verb == "add" else 0,)
+
+
 @pytest.mark.parametrize("change", [("set", "--rate", "7"), ("disable",), ("enable",)], ids=lambda it: it[0])
 async def test_who_changes_an_endpoint_again_after_a_crash_has_changed_it(
     dsn: str, conn: Connection, tmp_path: Path, change: tuple[str, ...]

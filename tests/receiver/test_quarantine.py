@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
 
+from contracts.codec import Codec, Sealing
 from contracts.envelope import decode_structured
 from orchestrator import inbox
 from orchestrator.inbox import Received, StillApart, UnknownItem
@@ -149,6 +151,29 @@ async def test_nothing_is_let_in_that_is_not_kept_apart(world: World) -> None:
     number = await one(world.conn, "select inbox_id::text from waypost.inbox")
     with pytest.raises(StillApart, match="found mail"):
         await inbox.redrive(world.conn, VAULT, number, by="ada")
+
+
+async def test_where_payloads_are_sealed_it_lies_sealed_and_is_shown_and_let_in_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sealing, "codec", Codec([("k", bytes(32))], os.urandom))
+    await expect(world, PAYOUT)
+    sent = event(id="1", data={"amount": 0, "hidden": "treasure"})
+    await world.post(sent)
+
+    lying = await one(
+        world.conn, "select to_jsonb(q)::text || encode(body, 'escape') from waypost.quarantine q"
+    )
+    apart = await inbox.find(world.conn, "q1")
+    await expect(world, True)
+
+    assert "treasure" not in lying
+    assert json.loads(apart.body or b"") == sent
+    assert await inbox.redrive(world.conn, VAULT, "q1", by="ada") == "stored"
+    [(number, _)] = await listed(world)
+    item = await inbox.find(world.conn, number)
+    assert isinstance(item, Received)
+    assert (item.data, json.loads(item.body or b"")) == (sent["data"], sent)
 
 
 # ---- what moved nothing ------------------------------------------------------------------------------------------
