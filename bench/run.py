@@ -16,6 +16,7 @@ from bench import (
     local_steps,
     many_items,
     receiver,
+    relay_isolation,
     replay,
     report,
     starts,
@@ -38,6 +39,7 @@ BENCHES: Final = {
         many_items,
         timers,
         replay,
+        relay_isolation,
     )
 }
 
