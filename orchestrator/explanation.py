@@ -37,6 +37,7 @@ class Code(StrEnum):
     ENDPOINT_UNKNOWN = "endpoint-unknown"
     ENDPOINT_DISABLED = "endpoint-disabled"
     ENDPOINT_PAUSED = "endpoint-paused"
+    CIRCUIT_OPEN = "circuit-open"
     ENDPOINT_NO_SECRET = "endpoint-no-secret"  # noqa: S105  # no password
     AWAITING_REPLY = "awaiting-reply"
     TASK_QUEUED = "task-queued"

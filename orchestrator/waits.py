@@ -219,7 +219,6 @@ Said = tuple[Code, str, datetime | None, tuple[str, ...]]
 def unsent(it: Situation, message: MessageRow, now: datetime) -> Said:
     name = message.endpoint
     endpoint = next((one for one in it.endpoints if one.name == name), None)
-    table = "waypost.endpoint"
     if endpoint is None:
         words, do = f"cannot be sent: endpoint {name} is not registered", f"`waypost endpoint add {name} URL`"
         return Code.ENDPOINT_UNKNOWN, words, None, (do,)
@@ -229,10 +228,10 @@ def unsent(it: Situation, message: MessageRow, now: datetime) -> Said:
             Code.ENDPOINT_DISABLED,
             words,
             None,
-            (f"set the state of {name} to enabled in the table {table}",),
+            (f"`waypost endpoint enable {name}`",),
         )
     if not endpoint.has_secret:
-        do = f"delete {name} from the table {table}, then `waypost endpoint add {name} URL`"
+        do = f"`waypost endpoint rotate {name}`"
         return (
             Code.ENDPOINT_NO_SECRET,
             f"cannot be sent: endpoint {name} has no secret that is valid",
@@ -244,10 +243,18 @@ def unsent(it: Situation, message: MessageRow, now: datetime) -> Said:
             f"waits to be sent: endpoint {name} asked for a pause until {when(endpoint.paused_until, now)}"
         )
         return Code.ENDPOINT_PAUSED, words, endpoint.paused_until, ()
-    number = message.attempts + 1
+    return to_be_sent(message, now, is_open=endpoint.open_until is not None)
+
+
+def to_be_sent(message: MessageRow, now: datetime, *, is_open: bool) -> Said:
+    """Nothing is in the way but its time, or an endpoint to which hardly anything gets through."""
+    name, number = message.endpoint, message.attempts + 1
     if message.due_at > now:
         words = f"waits for try {number} to reach {name} at {when(message.due_at, now)}"
         return Code.DELIVERY_RETRY, words, message.due_at, ()
+    if is_open:
+        words = f"waits to be sent: hardly anything got through to endpoint {name}, which is tried once in a while"
+        return Code.CIRCUIT_OPEN, words, None, (f"see what `waypost endpoint show {name}` says",)
     words = f"has waited since {when(message.due_at, now)} for a relay to send it to {name}, try {number}"
     return Code.TO_BE_SENT, words, None, ("see that a `waypost relay` runs",)
 

@@ -21,12 +21,15 @@ from orchestrator.store.tries import WorkerRow
 
 @dataclass(frozen=True, slots=True)
 class EndpointRow:
-    """An endpoint that messages go to. `has_secret`: one with which they can be signed now."""
+    """An endpoint that messages go to. `has_secret`: one with which they can be signed now. `open_until`: hardly
+    anything got through, so one try at a time is made, the next one then.
+    """
 
     name: str
     state: str
     paused_until: datetime | None
     has_secret: bool
+    open_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ ENDPOINTS: Final[LiteralString] = """
                     where s.tenant_id = p.tenant_id
                       and s.owner_kind = 'endpoint'
                       and s.owner_name = p.name
-                      and (s.expires_at is null or s.expires_at > now())) as has_secret
+                      and (s.expires_at is null or s.expires_at > now())) as has_secret,
+           p.open_until
       from waypost.endpoint p
      where p.tenant_id = %(tenant)s::int
        and p.name in (select o.endpoint
