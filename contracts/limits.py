@@ -13,6 +13,7 @@ PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a resu
 
 # What applications ask for
 ERRAND_SIGNALS_MAX: Final = 256  # in one transaction; each locks a key
+EVENT_HOPS_MAX: Final = 16  # starts of flows by events of ours, one after the other; the next starts nothing
 PUBLISHED_LIFE: Final = timedelta(days=4)  # of a published event, for the endpoints that subscribe to it
 
 # Executions

@@ -157,7 +157,8 @@ def publish(
     id: str | None = None,  # noqa: A002
     traceparent: str | None = None,
 ) -> Any:
-    """Send an event to the endpoints that subscribe to its type; tell its id. The key is its subject.
+    """Send an event to the endpoints that subscribe to its type, and give it to flows after the commit; tell its id.
+    The key is its subject.
 
     `source` says who speaks, as a URI reference. Of events of one source with one `id` the first counts. Raises as
     `signal` does.

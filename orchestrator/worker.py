@@ -29,7 +29,7 @@ from orchestrator.engine.ownership import Engine
 from orchestrator.engine.parking import Parking
 from orchestrator.engine.transaction import Transactions
 from orchestrator.flows import Flows
-from orchestrator.store import definitions, mutexes, situation, tasks, transactions, workers
+from orchestrator.store import definitions, handing, mutexes, situation, tasks, transactions, workers
 from orchestrator.store.database import Pool, check_settings, is_transient
 from orchestrator.store.ending import end
 from orchestrator.store.hints import Hints
@@ -169,6 +169,7 @@ class Worker:
             claims.watch_mail,
             self._take_over,
             self._grant,
+            self._hand_on,
             self._watch,
             *engine.committer.lanes(),
         ]
@@ -226,6 +227,7 @@ class Worker:
             hint=self._hints.give,
             wake=self._hints.event("execution").set,
             grant=self._hints.event("mutex").set,
+            emitted=self._hints.event("event").set,
             traced=self._traced,
         )
 
@@ -289,6 +291,29 @@ class Worker:
                     if granted:
                         self._hints.give("execution")
             await either(wanted, seconds=self._limits.grant.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311  # jitter
+
+    async def _hand_on(self) -> None:
+        """Give what flows and applications emit to flows: right after a commit of ours, when hinted, when polled."""
+        emitted = self._hints.event("event")
+        pause = Appetite(self._limits.owned_max, self._limits.claim_max, self._limits.poll)
+        while True:
+            emitted.clear()
+            async with self._pool.connection() as conn:
+                while handed := await handing.hand_on(conn):
+                    self._handed(handed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause.pause):
+                    await emitted.wait()
+
+    def _handed(self, handed: list[handing.Handed]) -> None:
+        self._hints.give("execution")
+        self._observer.saw("events.handed", number=len(handed))
+        for one in handed:
+            what = {"type": one.type, "key": one.key, "source": one.source, "id": one.event_id}
+            if one.outcome == "conflict":
+                self._observer.saw("events.conflict", **what)
+            if one.looped:
+                self._observer.saw("events.looped", **what, hops=one.hops)
 
     async def _watch(self) -> None:
         """Say which executions have no reason to move: in normal life none, so this is a bug that shows.

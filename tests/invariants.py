@@ -309,6 +309,7 @@ AT_REST: Final[dict[str, LiteralString]] = {
     """,
     "waiting": "select execution_id || ' ' || path from waypost.wait",
     "waiting for its turn": "select execution_id || ' ' || path from waypost.mutex",
+    "emitted and not given": "select number || ' ' || type from waypost.emitted",
 }
 
 

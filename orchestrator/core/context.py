@@ -595,7 +595,8 @@ class Context:
 
     def emit(self, event: Event, /) -> None:
         """Send `event` to every endpoint that subscribes to its type, with what else this turn commits: once for each,
-        if it commits. The event's subject is the field that its class names as `key`. Nobody answers it.
+        if it commits. Flows of this installation that wait for it get it too, and those that it starts are started.
+        The event's subject is the field that its class names as `key`. Nobody answers it.
 
         Raises UsageError for an event without a type, with a key that cannot be one, or that cannot be stored.
         """

@@ -52,6 +52,7 @@ class Committer:
         hint: Callable[[str], None],
         wake: Callable[[], None],
         grant: Callable[[], None] = lambda: None,
+        emitted: Callable[[], None] = lambda: None,
         traced: bool = False,
     ) -> None:
         self.pool = pool
@@ -61,6 +62,7 @@ class Committer:
         self._hint = hint
         self._wake = wake
         self._grant = grant
+        self._emitted = emitted
         self._waiting: deque[Waiting] = deque()
         self._wanted = asyncio.Event()
         self._idle = 0
@@ -120,13 +122,14 @@ class Committer:
 
     def answer(self, batch: Sequence[Waiting], matched: dict[str, bool]) -> None:
         """Tell each turn of `batch` whether it is committed, and everybody else that there is work."""
-        leaves = spreads = moves = tasks = False
+        leaves = spreads = moves = tasks = emits = False
         for turn, answer in batch:
             ours = turn.execution in matched
             leaves = leaves or (ours and bool(turn.messages or turn.events))
             spreads = spreads or (ours and bool(turn.family))
             moves = moves or (ours and turn.moves_mutexes)
             tasks = tasks or (ours and bool(turn.tasks))
+            emits = emits or (ours and bool(turn.events))
             if not answer.done():
                 answer.set_result(ours)
         if leaves:
@@ -137,6 +140,8 @@ class Committer:
             self._grant()
         if tasks:
             self._hint("task")
+        if emits:
+            self._emitted()
         if any(matched.values()):
             self._wake()
 

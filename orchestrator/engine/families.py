@@ -61,6 +61,7 @@ def new_child(fact: Fact, claim: Claim, machine: Machine, bases: Mapping[int, st
         "seed": hashlib.sha256(f"seed/{asker}".encode()).hexdigest()[:16],
         "key": args["key"],
         "traceparent": traceparent,
+        **({"hops": machine.started["hops"]} if "hops" in machine.started else {}),
     }
     if is_child:
         span = trace.child(base, f"{asker}/wait")

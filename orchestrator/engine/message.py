@@ -45,6 +45,8 @@ class Identity:
     epoch: int
     key: str | None
     traceparent: str | None
+    hops: int = 0
+    """Starts of flows by events that led to it."""
 
 
 def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
@@ -128,6 +130,7 @@ def event_of(fact: Fact, sender: Identity, wire: Wire) -> NewEvent:
         key=said["key"] or "",
         body=encode_structured(envelope),
         expires_at=fact.at + PUBLISHED_LIFE,
+        hops=sender.hops + 1,
     )
 
 

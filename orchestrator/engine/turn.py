@@ -148,6 +148,7 @@ def identity_of(claim: Claim, machine: Machine) -> Identity:
         epoch=claim.epoch,
         key=started.get("key"),
         traceparent=started.get("traceparent"),
+        hops=started.get("hops", 0),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Final, LiteralString
 from uuid import UUID
 
 from contracts.codec import Sealing, place, seal_body, seal_document
+from contracts.limits import SOURCE_BYTES_MAX
+from contracts.mail import data_at_rest, mail_place
 from orchestrator.core.fact import Fact
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
@@ -31,7 +33,9 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """An event to leave with a turn, to each endpoint that subscribes to its type when the turn is committed."""
+    """An event to leave with a turn: to each endpoint that subscribes to its type when the turn is committed, and to
+    the flows of this installation.
+    """
 
     event_id: UUID
     path: str
@@ -39,6 +43,8 @@ class NewEvent:
     key: str
     body: bytes
     expires_at: datetime
+    hops: int
+    """Starts of flows by events that led to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,17 @@ SENT: Final[LiteralString] = """,
          order by t.tenant_id, s.endpoint collate "C",
                   case s.ordered_by when 'key' then t.key when 'execution' then t.execution_id::text end collate "C",
                   t.ord
+    ),
+    emitted as (
+        insert into waypost.emitted
+               (tenant_id, emitter, source, event_id, type, key, data, traceparent, hops)
+        select t.tenant_id, t.execution_id::text, t.source, t.event_id::text, t.type, t.key, t.data, t.trace, t.hops
+          from unnest(%(e_tenant)s::int[], %(e_id)s::uuid[], %(e_event)s::uuid[], %(e_type)s::text[],
+                      %(e_source)s::text[], %(e_key)s::text[], %(e_data)s::jsonb[], %(e_trace)s::text[],
+                      %(e_hops)s::int[])
+               with ordinality as t(tenant_id, execution_id, event_id, type, source, key, data, trace, hops, ord)
+          join done on done.execution = t.execution_id
+         order by t.ord
     )
 """
 
@@ -487,10 +504,30 @@ def body_at_rest(tenant: int, message: UUID, body: bytes) -> bytes:
     return seal_body(codec, body, place("outbox", tenant, message), public)
 
 
+def inner_source(turn: Turn, source: str) -> str:
+    """The source under which the inbox has what `turn` emits."""
+    inner = f"waypost:{source}"
+    return inner if len(inner.encode()) <= SOURCE_BYTES_MAX else f"waypost:/executions/{turn.execution}"
+
+
 def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
     """The events that `turns` emit, column by column."""
     events = [(turn, event) for turn in turns for event in turn.events]
+    said = [json.loads(event.body) for _, event in events]
+    sources = [inner_source(turn, one["source"]) for (turn, _), one in zip(events, said, strict=True)]
+    places = [
+        mail_place(turn.tenant, "waypost", source, str(event.event_id))
+        for (turn, event), source in zip(events, sources, strict=True)
+    ]
     return {
+        "e_source": arrays.texts(sources),
+        "e_data": arrays.texts(
+            [
+                data_at_rest("event", json.dumps(one["data"]), where)
+                for one, where in zip(said, places, strict=True)
+            ]
+        ),
+        "e_trace": arrays.texts([one.get("traceparent") for one in said]),
         "e_tenant": arrays.plain([t.tenant for t, _ in events]),
         "e_id": arrays.plain([t.execution for t, _ in events]),
         "e_epoch": arrays.plain([t.epoch for t, _ in events]),
@@ -500,6 +537,7 @@ def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
         "e_key": arrays.texts([e.key for _, e in events]),
         "e_body": arrays.blobs([body_at_rest(t.tenant, e.event_id, e.body) for t, e in events]),
         "e_expires": arrays.times([e.expires_at for _, e in events]),
+        "e_hops": arrays.plain([e.hops for _, e in events]),
     }
 
 

@@ -87,6 +87,12 @@ class Announced(Event, type="parcel.announced", key="order"):
     order: str
 
 
+class Sorted(Event, type="parcel.sorted", key="order"):
+    """A flow says so, and hears it itself."""
+
+    order: str
+
+
 class Lost(Event, type="parcel.lost", key="order"):
     """Nobody ever says so."""
 

@@ -19,7 +19,18 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.engine.pulse import attempt
-from tests.crash.contracts import Announced, Carrier, Charge, Collected, Lost, Reserve, Ship, Shipped, Tell
+from tests.crash.contracts import (
+    Announced,
+    Carrier,
+    Charge,
+    Collected,
+    Lost,
+    Reserve,
+    Ship,
+    Shipped,
+    Sorted,
+    Tell,
+)
 from tests.crash.witness import act
 
 NAP: Final = seconds(0.3)
@@ -143,6 +154,14 @@ async def book(conn: psycopg.AsyncConnection[Any], order: str) -> int:
     row = await (await conn.execute(BOOKED, [order])).fetchone()
     assert row is not None, "a count has a row"
     return int(row[0])
+
+
+@workflow(name="sorting", version="1")
+async def sorting(ctx: Context, order: Order) -> str:
+    """It hears what it emits."""
+    ctx.emit(Sorted(order=order.id))
+    heard = await ctx.event(Sorted, key=order.id)
+    return heard.order
 
 
 def weigh(_order: str) -> int:

@@ -78,8 +78,9 @@ def once(lines: Iterable[str]) -> Iterator[str]:
 def steady(value: Json) -> Json:
     """A fact's data without what belongs to one run."""
     if isinstance(value, dict):
-        members = cast("dict[str, Json]", value).items()
-        return {name: steady(item) for name, item in members if name not in OF_A_RUN}
+        members = cast("dict[str, Json]", value)
+        ours = {"id"} if str(members.get("source")).startswith("waypost:") else set[str]()
+        return {name: steady(item) for name, item in members.items() if name not in OF_A_RUN | ours}
     if isinstance(value, list):
         return [steady(item) for item in cast("list[Json]", value)]
     return value

@@ -24,6 +24,7 @@ SERVICES_OWN: Final = "receiver.memory."
 TELLS_BY_ROWS: Final = frozenset(
     {
         "orchestrator.store.executions.CLAIM",
+        "orchestrator.store.handing.HAND",
         "orchestrator.store.spans.TAKE",
         "orchestrator.store.workers.BURY",
         "orchestrator.store.workers.TAKE_OVER",

@@ -58,8 +58,10 @@ BOOKED: Final = Scenario("booked", flow="booked")
 """Its application writes a table of its own in the commits of the journal."""
 FAMILY: Final = Scenario("family", flow="family")
 """It has children: one ends, and one is told to."""
+SORTING: Final = Scenario("sorting", flow="sorting")
+"""It hears an event of its own."""
 
-SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED, FAMILY)
+SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED, FAMILY, SORTING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ BY_PARAMETERS: Final[Mapping[str, Callable[[Guard, Parameters], list[Subject]]]]
     "orchestrator.store.commits.COMMIT": facts,
     "orchestrator.store.commits.COMMIT_MUTEXES": facts,
     "orchestrator.store.commits.COMMIT_MUTEXES_TRACED": facts,
+    "orchestrator.store.commits.COMMIT_EMITTING": facts,
     "orchestrator.store.commits.COMMIT_TRACED": facts,
     "receiver.inbox.POST": mail,
     "receiver.inbox.POST_TRACED": mail,
@@ -114,6 +115,7 @@ def count(_: Guard, cursor: Cursor) -> list[Subject]:
 
 BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "orchestrator.store.executions.CLAIM": rows,
+    "orchestrator.store.handing.HAND": rows,
     "orchestrator.store.spans.DROP_OLD": rows,
     "orchestrator.store.spans.TAKE": rows,
     "orchestrator.store.workers.BURY": rows,

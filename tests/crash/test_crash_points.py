@@ -41,7 +41,7 @@ TRACED: Final = frozenset(
 APPLICATIONS: Final = (
     "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
 )
-EMITTING: Final = "the statement of every other commit, with one more insert: tests/engine/test_emit.py"
+EMITTING: Final = "as COMMIT_EMITTING, for a collector: tests/engine/test_emit.py"
 PUBLISHING: Final = "the same, with the rows of attributes: tests/engine/test_publish.py"
 BY_PAGES: Final = (
     "a page of `payloads rekey`; begun again, it goes on with what is left (tests/engine/test_sealed.py)"
@@ -85,7 +85,6 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
     "orchestrator.store.subscriptions.ADD": ELSEWHERE,
     "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
-    "orchestrator.store.commits.COMMIT_EMITTING": EMITTING,
     "orchestrator.store.commits.COMMIT_EMITTING_TRACED": EMITTING,
     "orchestrator.store.commits.COMMIT_PUBLISHING": PUBLISHING,
     "orchestrator.store.commits.COMMIT_PUBLISHING_TRACED": PUBLISHING,

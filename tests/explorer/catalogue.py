@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.explorer import (
+    of_emitted,
     of_ends,
     of_errands,
     of_families,
@@ -19,6 +20,7 @@ from tests.explorer import (
 from tests.explorer.races import REGISTERED, Race
 
 MODULES: Final = (
+    of_emitted,
     of_ends,
     of_errands,
     of_families,
