@@ -33,7 +33,7 @@ def modules() -> Iterator[str]:
     for package in PACKAGES:
         yield package
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-            if not found.name.endswith("__main__"):
+            if not found.name.endswith("__main__") and not found.name.startswith("orchestrator.testing"):
                 yield found.name
 
 

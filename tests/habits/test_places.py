@@ -15,11 +15,12 @@ SQL: Final = re.compile(
     r"\b(select|insert\s+into|update|delete\s+from|call)\b[\s\S]*\bwaypost\.", re.IGNORECASE
 )
 SPEAKS_SQL: Final = re.compile(
-    r"orchestrator/store/\w+\.py|relay/(outbox|endpoints|health|replies)\.py"
+    r"orchestrator/(store/\w+|testing/clock)\.py|relay/(outbox|endpoints|health|replies)\.py"
     r"|receiver/(inbox|quarantine|senders)\.py|migrations/runner\.py"
 )
 SPEAKS_HTTP: Final = re.compile(
-    r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py|orchestrator/telemetry/health\.py"
+    r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py"
+    r"|orchestrator/(telemetry/health|testing/service|testing/installation)\.py"
 )
 
 
