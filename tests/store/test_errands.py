@@ -550,9 +550,9 @@ async def test_workers_and_the_relay_are_told_after_the_commit(conn: Connection,
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as shop:
         await errands.start(shop, order_saga, Order(id="A"))
         await errands.publish(shop, Paid(order="A"))
-    heard = [one.payload async for one in conn.notifies(stop_after=2, timeout=10)]
+    heard = [one.payload async for one in conn.notifies(stop_after=3, timeout=10)]
 
-    assert heard == ["execution", "outbox"]
+    assert heard == ["execution", "event", "outbox"]
 
 
 async def test_an_application_may_do_without_hints(conn: Connection, dsn: str) -> None:
