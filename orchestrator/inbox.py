@@ -160,7 +160,7 @@ async def redrive(
             raise StillApart(f"{name}: its sender {shown(item.sender)} is not registered any more")
         try:
             envelope, kept = event_in(CIMultiDict(item.headers), item.body, sender)
-            fault = fault_of(sender, envelope, now=now or datetime.now(UTC), late_too=True)
+            fault = fault_of(sender, envelope, now=(now or datetime.now(UTC)).timestamp(), late_too=True)
         except Unmapped as error:
             fault = "mapping", told(error.problems)
         except (Refusal, WaypostError) as error:

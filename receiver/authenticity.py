@@ -12,7 +12,8 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from itertools import zip_longest
+from typing import Final, NamedTuple, Protocol
 
 from contracts.errors import BadSecret, BadSignature
 from contracts.limits import (
@@ -27,7 +28,9 @@ from receiver.schemes import PLACEHOLDER, Proving
 HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
 URL_SAFE: Final = str.maketrans("-_", "+/")
 DECOY: Final = Secret(b"compared for senders that do not exist, so that they take as long")
-
+INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+"""What RFC 2104 makes of the key's bytes."""
 
 Key = Secret | PublicKey
 
@@ -85,56 +88,55 @@ class Proof(NamedTuple):
 
 
 class Verifier:
-    """Verifies requests of one sender."""
+    """Verifies requests of one sender. What its form says is looked up once, here, and not for each request."""
 
-    __slots__ = ("_candidates", "_form", "_keys", "_public", "_signed")
+    __slots__ = (
+        *("_head", "_is_known", "_keys", "_label", "_macs", "_places", "_public", "_signatures"),
+        *("_signs_id", "_signs_time", "_tail", "_tolerance", "verify"),
+    )
 
     def __init__(self, form: Proving, secrets: Sequence[Key]) -> None:
-        self._form = form
         self._public = [secret for secret in secrets if isinstance(secret, PublicKey)]
-        self._keys = [secret.key for secret in secrets if not isinstance(secret, PublicKey)]
-        self._signed = [part for part in PLACEHOLDER.split(form.template) if part]
-        self._candidates = reader_of(form)
+        keys = [secret.key for secret in secrets if not isinstance(secret, PublicKey)]
+        self._is_known = bool(keys)
+        self._keys = keys or [DECOY.key]
+        self._macs = [mac_of(key, form.digest) for key in self._keys]
+        self._places = list(zip_longest(form.header, form.id, form.timestamp, fillvalue=""))
+        self._signs_id, self._signs_time = form.signs_id, form.signs_time
+        head, _, tail = form.template.partition("{body}")
+        self._head, self._tail = fillable(head), fillable(tail)
+        self._signatures = reader_of(form, public=bool(self._public))
+        self._label, self._tolerance = form.label, form.tolerance
+        self.verify: Verifying = self._verify_token if form.kind == "token" else self._verify_signature
 
     def proof(self, headers: Mapping[str, str]) -> Proof:
         """The proof in headers, whose names have no case. Raises BadSignature when some of it is not there."""
-        form = self._form
-        for index, name in enumerate(form.header):
-            signature = headers.get(name)
-            if signature:
-                message_id = headers.get(form.id[index], "") if form.id else ""
-                timestamp = headers.get(form.timestamp[index], "") if form.timestamp else ""
-                if (form.signs_id and not message_id) or (
-                    form.timestamp and form.signs_time and not timestamp
+        for name, of_id, of_timestamp in self._places:
+            if signature := headers.get(name):
+                message_id = headers.get(of_id, "") if of_id else ""
+                timestamp = headers.get(of_timestamp, "") if of_timestamp else ""
+                if (self._signs_id and not message_id) or (
+                    of_timestamp and self._signs_time and not timestamp
                 ):
                     break
                 return Proof(message_id, timestamp, signature)
         raise BadSignature("missing")
 
-    def verify(
+    def _verify_signature(
         self, proof: Proof, body: bytes, *, now: int, tolerance: int = TIMESTAMP_TOLERANCE_SECONDS
     ) -> None:
-        """Return when `body`, as it was sent, was signed with one of the secrets, at most `tolerance` ago.
-
-        `now` and `tolerance` are in seconds, the latter for those whose settings name none.
-
-        Raises BadSignature: `malformed` (an id or a timestamp that cannot be signed unambiguously), `mismatch`; and
-        only of what is signed, `stale` or `ahead`.
-        """
-        form = self._form
-        if form.kind == "token":
-            self._verify_token(proof.signature)
-            return
-        timestamp, candidates, public = self._candidates(proof)
-        if form.signs_id and not MESSAGE_ID.fullmatch(proof.message_id):
+        timestamp, candidates, public = self._signatures(proof)
+        if self._signs_id and not MESSAGE_ID.fullmatch(proof.message_id):
             raise BadSignature("malformed")
-        if form.signs_time and not TIMESTAMP.fullmatch(timestamp):
+        if self._signs_time and not TIMESTAMP.fullmatch(timestamp):
             raise BadSignature("malformed")
-        signed = self._bytes(proof.message_id, timestamp, body)
+        signed = self._head.format(proof.message_id, timestamp).encode("ascii") + body
+        if self._tail:
+            signed += self._tail.format(proof.message_id, timestamp).encode("ascii")
         if not self._has_signed(signed, candidates, public):
             raise BadSignature("mismatch")
-        if form.signs_time:
-            age, tolerance = now - int(timestamp), form.tolerance or tolerance
+        if self._signs_time:
+            age, tolerance = now - int(timestamp), self._tolerance or tolerance
             if age > tolerance:
                 raise BadSignature("stale")
             if age < -tolerance:
@@ -143,45 +145,74 @@ class Verifier:
     def _has_signed(self, signed: bytes, candidates: Sequence[bytes], public: Sequence[bytes]) -> bool:
         """Whether one of the secrets made one of the signatures. All are compared with all."""
         matched = False
-        for key in self._keys or (DECOY.key,):
-            expected = hmac.digest(key, signed, self._form.digest)
+        for mac in self._macs:
+            expected = mac(signed)
             for candidate in candidates:
                 matched |= hmac.compare_digest(expected, candidate)
-        matched &= bool(self._keys)
+        matched &= self._is_known
         for key in self._public:
             matched |= any(key.accepts(candidate, signed) for candidate in public)
         return matched
 
-    def _verify_token(self, header: str) -> None:
+    def _verify_token(
+        self, proof: Proof, body: bytes, *, now: int, tolerance: int = TIMESTAMP_TOLERANCE_SECONDS
+    ) -> None:
         """Hashes are compared, so that not even a length is told."""
-        given = header.removeprefix(self._form.label) if header.startswith(self._form.label) else ""
+        del body, now, tolerance
+        header = proof.signature
+        given = header.removeprefix(self._label) if header.startswith(self._label) else ""
         found = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
         matched = False
-        for key in self._keys or (DECOY.key,):
+        for key in self._keys:
             matched |= hmac.compare_digest(hashlib.sha256(key).digest(), found)
-        if not (matched and self._keys and given):
+        if not (matched and self._is_known and given):
             raise BadSignature("mismatch")
 
-    def _bytes(self, message_id: str, timestamp: str, body: bytes) -> bytes:
-        head: list[str] = []
-        for index, part in enumerate(self._signed):
-            if part == "{body}":
-                tail = "".join(self._filled(self._signed[index + 1 :], message_id, timestamp))
-                return "".join(head).encode("ascii") + body + tail.encode("ascii")
-            head.append(message_id if part == "{id}" else timestamp if part == "{timestamp}" else part)
-        raise AssertionError("a template has a body")
 
-    @staticmethod
-    def _filled(parts: Sequence[str], message_id: str, timestamp: str) -> list[str]:
-        return [{"{id}": message_id, "{timestamp}": timestamp}.get(part, part) for part in parts]
+def mac_of(key: bytes, digest: str) -> Callable[[bytes], bytes]:
+    """The HMAC (RFC 2104) of texts with `key`. What depends on the key alone is hashed once, here."""
+    inner, outer = hashlib.new(digest), hashlib.new(digest)
+    block = (hashlib.new(digest, key).digest() if len(key) > inner.block_size else key).ljust(
+        inner.block_size, b"\0"
+    )
+    inner.update(block.translate(INNER))
+    outer.update(block.translate(OUTER))
+
+    def mac(text: bytes) -> bytes:
+        within, around = inner.copy(), outer.copy()
+        within.update(text)
+        around.update(within.digest())
+        return around.digest()
+
+    return mac
+
+
+class Verifying(Protocol):
+    """Returns when `body`, as it was sent, was signed with one of the secrets, at most `tolerance` ago.
+
+    `now` and `tolerance` are in seconds, the latter for those whose settings name none.
+
+    Raises BadSignature: `malformed` (an id or a timestamp that cannot be signed unambiguously), `mismatch`; and only of
+    what is signed, `stale` or `ahead`.
+    """
+
+    def __call__(self, proof: Proof, body: bytes, *, now: int, tolerance: int = ...) -> None: ...
+
+
+def fillable(part: str) -> str:
+    """Part of a template as `str.format` takes it: 0 is the id, 1 the timestamp."""
+    names = {"{id}": "{0}", "{timestamp}": "{1}"}
+    return "".join(
+        names.get(piece) or piece.replace("{", "{{").replace("}", "}}") for piece in PLACEHOLDER.split(part)
+    )
 
 
 Candidates = tuple[str, list[bytes], list[bytes]]
 """The timestamp, and the signatures: made with a shared secret, made with a private key."""
 
 
-def reader_of(form: Proving) -> Callable[[Proof], Candidates]:
-    """What finds the signatures in a header of that layout."""
+def reader_of(form: Proving, *, public: bool) -> Callable[[Proof], Candidates]:
+    """What finds the signatures in a header of that layout; with `public`, those of private keys too."""
     decode = DECODERS[form.encoding]
 
     def bare(proof: Proof) -> Candidates:
@@ -191,13 +222,14 @@ def reader_of(form: Proving) -> Callable[[Proof], Candidates]:
 
     def listed(proof: Proof) -> Candidates:
         parts = proof.signature.split(" ", 8 * SIGNATURES_MAX)
-        return proof.timestamp, labelled(parts, form.label), labelled(parts, form.public)
+        return proof.timestamp, labelled(parts, shared), labelled(parts, private) if public else []
 
-    def labelled(parts: Sequence[str], label: str) -> list[bytes]:
-        head = label + ","
-        return (
-            decoded(decode, [part[len(head) :] for part in parts if part.startswith(head)]) if label else []
-        )
+    shared, private, public = f"{form.label},", f"{form.public},", public and bool(form.public)
+
+    def labelled(parts: Sequence[str], head: str) -> list[bytes]:
+        if len(parts) == 1:  # almost always
+            return decoded(decode, [parts[0][len(head) :]]) if parts[0].startswith(head) else []
+        return decoded(decode, [part[len(head) :] for part in parts if part.startswith(head)])
 
     def fields(proof: Proof) -> Candidates:
         pairs = [part.strip(" ").partition("=") for part in proof.signature.split(",", 8 * SIGNATURES_MAX)]
@@ -220,7 +252,7 @@ def decoded(decode: Callable[[str], bytes], texts: Sequence[str]) -> list[bytes]
 
 
 def strict_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+    return binascii.a2b_base64(text, strict_mode=True)
 
 
 def strict_base64url(text: str) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from aiohttp import web
@@ -178,7 +177,7 @@ class Receiver:
             envelope, kept = event_in(request.headers, body, sender)
         except Unmapped as error:
             return await self._keep(apart(None, "mapping", told(error.problems)))
-        if fault := fault_of(sender, envelope, now=self._now()):
+        if fault := fault_of(sender, envelope, now=self.clock()):
             return await self._keep(apart(envelope, *fault))
         posted = await self._store(Arrival.of(sender, name, envelope, kept, asked_at=asked_at))
         if posted.outcome != "conflict":
@@ -188,9 +187,6 @@ class Receiver:
         if is_mapped(request.headers, sender):
             return answer  # a provider that is told 409 says it again and again
         raise Refusal(409, "conflict")
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self.clock(), UTC)
 
     async def _keep(self, *kept: Kept) -> web.Response:
         """Keep apart what is no mail, durably, and acknowledge it."""
@@ -212,7 +208,7 @@ class Receiver:
         arrivals: list[Arrival] = []
         for place, it in enumerate(envelopes):
             part = name and f"{name}.{place}"
-            if fault := fault_of(sender, it, now=self._now()):
+            if fault := fault_of(sender, it, now=self.clock()):
                 apart.append(
                     Kept(sender, {"content-type": STRUCTURED}, encode_structured(it), part, it, *fault)
                 )

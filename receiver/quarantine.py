@@ -62,9 +62,12 @@ def headers_for(sender: Sender, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def fault_of(
-    sender: Sender, envelope: Envelope, *, now: datetime, late_too: bool = False
+    sender: Sender, envelope: Envelope, *, now: float, late_too: bool = False
 ) -> tuple[Reason, str] | None:
-    """Why an event is to be kept apart, and what about it; None when it is mail. `late_too` lets in what is too old."""
+    """Why an event is to be kept apart, and what about it; None when it is mail. `late_too` lets in what is too old.
+
+    `now` is in seconds since 1970.
+    """
     said = envelope.extensions.get("expirytime")
     if not late_too and isinstance(said, str) and is_over(said, now):
         return "expired", f"expirytime: expected a moment that has not passed, found {said}"
@@ -88,14 +91,12 @@ def value_of(envelope: Envelope) -> Json:
     return None if envelope.data is ABSENT else envelope.data
 
 
-def is_over(said: str, now: datetime) -> bool:
+def is_over(said: str, now: float) -> bool:
     """What is no moment that Python can hold is none that has passed."""
     if not is_timestamp(said):
         return False
     try:
-        return (
-            datetime.fromisoformat(said.upper()).astimezone(UTC).timestamp() + SKEW_SECONDS < now.timestamp()
-        )
+        return datetime.fromisoformat(said.upper()).astimezone(UTC).timestamp() + SKEW_SECONDS < now
     except (ValueError, OverflowError):
         return False
 

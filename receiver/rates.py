@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 from contracts.limits import SENDERS_KEPT_MAX
 from receiver.senders import Sender
 
 Of = tuple[int, str]
+FREE: Final = nullcontext()
+"""For those of whom nothing is counted."""
 
 
 class TooMany(Exception):
@@ -40,14 +43,14 @@ class Rates:
         self._clock = clock
         self._buckets: dict[Of, Bucket] = {}
 
-    @contextmanager
-    def taking(self, sender: Sender) -> Generator[None]:
+    def taking(self, sender: Sender) -> AbstractContextManager[None]:
         """Within it, a request of `sender` is at work. Raises TooMany instead."""
         policy = sender.policy
-        if policy.rate is None and policy.concurrency is None:
-            yield
-            return
-        bucket = self._of(sender)
+        return FREE if policy.rate is None and policy.concurrency is None else self._taking(sender)
+
+    @contextmanager
+    def _taking(self, sender: Sender) -> Generator[None]:
+        policy, bucket = sender.policy, self._of(sender)
         if policy.concurrency is not None and bucket.working >= policy.concurrency:
             raise TooMany(1)
         if policy.rate is not None:

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from contracts.errors import BadSecret, BadSignature
 from contracts.signature import Secret, sign
-from receiver.authenticity import DECOY, Verifier, parse_secret, written
+from receiver.authenticity import DECOY, Verifier, mac_of, parse_secret, written
 from receiver.schemes import PRESETS, SettingsInvalid, policy_of
 
 AT: Final = 1614265330
@@ -293,6 +293,28 @@ def test_a_public_key_verifies_what_its_private_half_signed_and_no_mac() -> None
             verify(
                 "standard-webhooks", [public], standard(f"{label},{base64.b64encode(forged).decode()}"), BODY
             )
+
+
+@pytest.mark.parametrize("digest", ["sha1", "sha256", "sha512"])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 512])
+def test_a_mac_of_a_prepared_key_is_the_mac(digest: str, length: int) -> None:
+    key = bytes(number % 251 for number in range(length))
+    mac = mac_of(key, digest)
+
+    for text in (b"", BODY, BODY * 100, BODY):
+        assert mac(text) == hmac.digest(key, text, digest)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{id}}{timestamp}{x {body} }", "{0}{id}%s{body}{{{timestamp}", "{body}"]
+)
+def test_a_template_is_filled_as_it_stands(template: str) -> None:
+    form = policy_of("standard-webhooks", {"signature": {"template": template}}).signature
+    signed = template.replace("{id}", ID).replace("{timestamp}", str(AT)).encode().replace(b"{body}", BODY)
+    made = base64.b64encode(hmac.digest(Secret.parse(WHSEC).key, signed, "sha256")).decode()
+    verifier = Verifier(form, [Secret.parse(WHSEC)])
+
+    verifier.verify(verifier.proof(standard(f"v1,{made}")), BODY, now=AT)
 
 
 def test_the_secret_that_stands_for_none_proves_nobody() -> None:
