@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 from zlib import crc32
@@ -29,24 +30,30 @@ EXAMPLES: Final = 150
 EXAMPLES_IN_PROOF: Final = 5_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
+PARTS: Final = 2
+"""In which a proof searches them, side by side."""
+
 Property = Callable[[Node, bytes], None]
-PROPERTIES: Final[dict[Property, st.SearchStrategy[Node]]] = {}
-"""What is true, and of which programs."""
 
 
-def in_every_world(holds: Property) -> Callable[..., None]:
-    PROPERTIES[holds] = trees()
-    return searched(holds, trees(), examples=EXAMPLES)
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """Programs, and what is true of each of them in every world."""
+
+    programs: st.SearchStrategy[Node]
+    properties: list[Property] = field(default_factory=list[Property])
+
+    def hold(self, holds: Property) -> Callable[..., None]:
+        self.properties.append(holds)
+        return searched(holds, self.programs, examples=EXAMPLES)
 
 
-def in_every_order(holds: Property) -> Callable[..., None]:
-    PROPERTIES[holds] = patient_trees()
-    return searched(holds, patient_trees(), examples=EXAMPLES)
-
-
-def in_every_trial(holds: Property) -> Callable[..., None]:
-    PROPERTIES[holds] = tried_trees()
-    return searched(holds, tried_trees(), examples=EXAMPLES)
+WORLDS: Final = {
+    "world": Worlds(trees()),
+    "order": Worlds(patient_trees()),
+    "trial": Worlds(tried_trees()),
+}
+in_every_world, in_every_order, in_every_trial = (worlds.hold for worlds in WORLDS.values())
 
 
 def searched(holds: Property, programs: st.SearchStrategy[Node], *, examples: int) -> Callable[..., None]:
@@ -275,10 +282,14 @@ def asked_in(journal: Sequence[Fact]) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__.removeprefix("test_"))
-def test_in_many_more_worlds(holds: Property, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", WORLDS)
+def test_all_of_it_in_many_more_worlds(
+    kind: str, part: int, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worlds = facts = 0
     run = World.run
+    properties = WORLDS[kind].properties
 
     def counted_run(world: World) -> World:
         nonlocal facts
@@ -289,12 +300,13 @@ def test_in_many_more_worlds(holds: Property, evidence: Evidence, monkeypatch: p
     def counted(tree: Node, choices: bytes) -> None:
         nonlocal worlds
         worlds += 1
-        evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF} worlds")
-        holds(tree, choices)
+        evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF // PARTS} worlds")
+        for holds in properties:
+            holds(tree, choices)
 
     monkeypatch.setattr(World, "run", counted_run)
-    search = searched(counted, PROPERTIES[holds], examples=EXAMPLES_IN_PROOF)
-    seed(holds.__name__)(search)()  # for each property other worlds
+    search = searched(counted, WORLDS[kind].programs, examples=EXAMPLES_IN_PROOF // PARTS)
+    seed(f"{kind} {part}")(search)()
 
-    assert worlds >= EXAMPLES_IN_PROOF
-    evidence.did(f"{worlds} worlds, {facts} facts")
+    assert worlds >= EXAMPLES_IN_PROOF // PARTS
+    evidence.did(f"{worlds} worlds, {len(properties)} properties, {facts} facts")
