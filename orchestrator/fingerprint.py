@@ -1,8 +1,8 @@
 """Which code a flow is: a hash of its source and of the source of what it calls in its module.
 
-It is taken of the syntax tree, so that comments, docstrings, annotations, decorators, line breaks and the version of
-Python make no difference. What a local step runs is not part of it: its results are recorded, so that a step may be
-mended under a version that runs.
+The function that says the key of its mutex is part of it. It is taken of the syntax tree, so that comments,
+docstrings, annotations, other decorators, line breaks and the version of Python make no difference. What a local
+step runs is not part of it: its results are recorded, so that a step may be mended under a version that runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,23 @@ NO_CODE: Final = frozenset(
 """Parts of a syntax tree that change nothing of what a flow asks."""
 
 
-def fingerprint(run: Callable[..., Any]) -> bytes | None:
-    """32 bytes that differ when the code of the flow function `run` does; None where its source is not to be had."""
+MUTEX: Final = "mutex="
+"""Stands for the name of the function that says the key of a mutex."""
+
+
+def fingerprint(run: Callable[..., Any], mutex: Callable[..., Any] | None = None) -> bytes | None:
+    """32 bytes that differ when the code of the flow function `run` does, or that of its `mutex`; None where its
+    source is not to be had.
+    """
     found: dict[str, str] = {}
     flow = inspect.unwrap(run)
-    waiting = [flow]
+    waiting: list[Callable[..., Any]] = [flow]
+    if isinstance(mutex, FunctionType):
+        tree = tree_of(mutex)
+        if tree is None:
+            return None
+        found[MUTEX] = "".join(written(tree))
+        waiting += called(tree, mutex)
     while waiting:
         function = waiting.pop()
         if not isinstance(function, FunctionType) or function.__qualname__ in found:
@@ -46,12 +58,28 @@ def fingerprint(run: Callable[..., Any]) -> bytes | None:
 
 
 def tree_of(function: FunctionType) -> ast.AST | None:
+    if function.__name__ == "<lambda>":
+        return tree_of_lambda(function)
     try:
         source = textwrap.dedent(inspect.getsource(function))
         [tree] = ast.parse(source).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     return tree
+
+
+def tree_of_lambda(function: FunctionType) -> ast.AST | None:
+    """The lambdas of its line: those of one line cannot be told apart."""
+    try:
+        lines, _ = inspect.findsource(function)
+        module = ast.parse("".join(lines))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    line = function.__code__.co_firstlineno
+    found: list[ast.expr] = [
+        node for node in ast.walk(module) if isinstance(node, ast.Lambda) and node.lineno == line
+    ]
+    return ast.Tuple(found, ast.Load()) if found else None
 
 
 def called(tree: ast.AST, function: FunctionType) -> Iterator[FunctionType]:

@@ -65,7 +65,7 @@ class Flows:
                 flow.version,
                 None if flow.on is None else flow.on.type_,
                 flow.key,
-                fingerprint(flow.run),
+                fingerprint(flow.run, flow.mutex),
                 flow.deadline,
                 flow.sensitive,
             )

@@ -17,6 +17,7 @@ from contracts.limits import IDENTITY_BYTES_MAX, KEY_BYTES_MAX, NAME_BYTES_MAX, 
 from contracts.messages import Event, plain
 from contracts.sensitive import faults_of, is_inside, places_of
 from orchestrator.core.branch import suspend
+from orchestrator.core.children import INSIDE, MUTEX_INSIDE
 from orchestrator.core.context import Context, Saga
 from orchestrator.core.errors import Continue, InputInvalid, UsageError
 from orchestrator.core.machine import Machine
@@ -65,6 +66,8 @@ class Workflow(Generic[I, O]):
         try:
             async with Saga(machine):
                 if self.mutex is not None and FLOW not in machine.mutexes.held:
+                    if machine.mutexes.under_mutex:
+                        raise UsageError(f"workflow {self.name}: {MUTEX_INSIDE}: {INSIDE}")
                     await suspend(turn_of_flow(key_of(f"workflow {self.name}", self.mutex(argument))))
                 result = await self.run(Context(machine), argument)
         except Continue as go_on:

@@ -153,10 +153,10 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
         select min(execution_id::text) from waypost.mutex
          where granted_at is not null group by tenant_id, kind, key having count(*) > 1
     """,
-    "finished with a mutex": """
+    "finished with a mutex, or waiting for one": """
         select execution_id from waypost.execution
           join waypost.mutex using (tenant_id, execution_id)
-         where finished_at is not null and granted_at is not null
+         where finished_at is not null
     """,
     "mutex that nobody asked for": """
         select execution_id || ' ' || path from waypost.mutex m

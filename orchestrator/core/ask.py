@@ -50,15 +50,15 @@ class Ask:
     holds them; it is never stored. It is due `timeout` after it is asked, or at `until`. `undo` makes the action that
     would undo it, from (known, reply). `effect` is what holds when its outcome is unknown; empty for `keyed`.
     `sent_at` is when its message was last made again. `undoes` is what an undo says about what it takes back. `stopped`
-    is why a child that was told to end is; whoever waits for it gets that when it has. Nothing else with the same
-    `mutex` is asked for meanwhile; `behind` an ask for that comes what is to have it. `probe` asks what became of a
-    call; `probed` is such an ask that is open, one of `probes`, which has its call `behind` it; `lost` is why nobody
-    knows.
+    is why a child that was told to end is; whoever waits for it gets that when it has. One whose flow has a mutex is
+    `exclusive`. Nothing else with the same `mutex` is asked for meanwhile; `behind` an ask for that comes what is to
+    have it. `probe` asks what became of a call; `probed` is such an ask that is open, one of `probes`, which has its
+    call `behind` it; `lost` is why nobody knows.
     """
 
     __slots__ = (
-        "args", "asked_at", "attempt", "behind", "due", "effect", "entry", "hold", "kind", "lost", "mutex", "name",
-        "overdue", "path", "position", "probe", "probed", "probes", "retry", "retry_at", "sent_at", "stopped",
+        "args", "asked_at", "attempt", "behind", "due", "effect", "entry", "exclusive", "hold", "kind", "lost", "mutex",
+        "name", "overdue", "path", "position", "probe", "probed", "probes", "retry", "retry_at", "sent_at", "stopped",
         "timeout", "undo", "undoes", "until", "watch", "work",
     )  # fmt: skip
 
@@ -99,6 +99,7 @@ class Ask:
         self.entry: Entry | None = None
         self.undoes: dict[str, Json] = {}
         self.mutex: str | None = None
+        self.exclusive = False
         self.behind: Ask | None = None
         self.probe: Json = None
         self.probed: Ask | None = None

@@ -38,6 +38,8 @@ class Flow(Protocol[I, O]):
     def input(self) -> TypeAdapter[Any]: ...
     @property
     def output(self) -> TypeAdapter[Any]: ...
+    @property
+    def mutex(self) -> Callable[[Any], str] | None: ...
     def checked(self, input: Json) -> Json: ...  # noqa: A002  # an execution's input, everywhere
 
 
@@ -56,6 +58,8 @@ class Handle(Generic[R]):
 
 TOO_DEEP: Final = "too-deep"
 TOO_MANY: Final = "too-many"
+MUTEX_INSIDE: Final = "mutex-inside"
+INSIDE: Final = "a flow with mutex= as a child of one that has a mutex already, or of a child of such a one"
 
 
 def asked_of(
@@ -92,13 +96,15 @@ def child_of(
 ) -> Ask:
     """The ask of a child. Raises UsageError."""
     args = asked_of("ctx.child", flow, input, key)
-    return Ask(
+    ask = Ask(
         "child",
         named(name or flow.name),
         args,
         undo=undoing(undo, flow.output),
         timeout=since(timeout),
     )
+    ask.exclusive = flow.mutex is not None
+    return ask
 
 
 def id_of(execution: str, epoch: int, path: str, *, flow: str, key: str | None) -> UUID:
@@ -106,8 +112,14 @@ def id_of(execution: str, epoch: int, path: str, *, flow: str, key: str | None) 
     return child_id(execution, epoch, path) if key is None else keyed_id(flow, key)
 
 
-def too_much(depth: int, open_children: int) -> dict[str, Json] | None:
-    """Why an execution that is `depth` children deep, with so many open, may have no further one; None: it may."""
+def refusal(depth: int, open_children: int, *, exclusive: bool, under_mutex: bool) -> dict[str, Json] | None:
+    """Why an execution that is `depth` children deep, with so many open, may not have one more; None: it may.
+
+    An `exclusive` one would wait for a mutex `under_mutex`, which its parent or one before that has, and keeps until
+    the child has ended: two such families could wait for each other for ever.
+    """
+    if exclusive and under_mutex:
+        return {"code": MUTEX_INSIDE, "detail": INSIDE}
     if depth >= CHILD_DEPTH_MAX:
         return {"code": TOO_DEEP, "detail": f"child_depth_max: {CHILD_DEPTH_MAX} children inside each other"}
     if open_children >= CHILDREN_MAX:

@@ -147,7 +147,7 @@ class Context:
         gave up (`.failed`), with a code that the policy covers, is sent again under the same key, as another
         message. A refusal never is. When the outcome is unknown and settled, the command `probe` asks what became of
         it: that ends the call as done, or as refused unless `retry` covers the code `not-done`; while it cannot say,
-        it is asked again. Of all calls, steps and transactions with the same `mutex` one is under way at a
+        it is asked again. Of all calls, steps, transactions and tasks with the same `mutex` one is under way at a
         time, in the order of their asking; the time to wait for that does not count as the call's. `name` tells calls
         of one type apart; default is the last dotted part of the type.
 
@@ -308,6 +308,7 @@ class Context:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         unknown: Literal["raise", "hold"] | None = None,
+        mutex: str | None = None,
         name: str | None = None,
     ) -> R:
         """Leave a command in `queue`, for whichever worker of that queue takes it (`waypost tasks`), and wait for its
@@ -315,8 +316,8 @@ class Context:
 
         A try that raises, or whose worker is lost, is followed by another one under the same key, by `retry` (default:
         5 tries) and the code of the error. `timeout` (default: one day) bounds them all, waiting included; then, or
-        when the tries of lost workers are used up, the outcome is unknown: `unknown="hold"` asks a person. `undo` and
-        `name` are as for `call`.
+        when the tries of lost workers are used up, the outcome is unknown: `unknown="hold"` asks a person. `undo`,
+        `mutex` and `name` are as for `call`: it waits for its mutex before it waits in its queue.
 
         Raises StepRefused (definitely not done), StepFailed (the tries ran out), OutcomeUnknown, ReplyInvalid;
         UsageError for a queue that cannot be named, a priority beyond 100, and where `call` raises it.
@@ -330,6 +331,7 @@ class Context:
             retry=retry,
             timeout=timeout,
             unknown=unknown,
+            mutex=mutex,
             name=name,
         )
         return fitting(adapter, await suspend(ask), ask)
@@ -372,8 +374,9 @@ class Context:
         it has. After `timeout` it is told to end, and the outcome is unknown until it has.
 
         Raises ChildFailed when it ended otherwise than well; StepRefused when it was not begun (`key-taken`,
-        `unknown-flow`, `too-deep`, `too-many`); OutcomeUnknown after `timeout`; ReplyInvalid; UsageError for an input
-        that the flow does not take, for a key that cannot be one, and for a timeout outside of (0, ten years].
+        `unknown-flow`, `too-deep`, `too-many`, `mutex-inside`); OutcomeUnknown after `timeout`; ReplyInvalid;
+        UsageError for an input that the flow does not take, for a key that cannot be one, and for a timeout outside of
+        (0, ten years].
         """
         self._machine.branches.here()
         ask = child_of(flow, input, key, undo=undo, timeout=timeout, name=name)

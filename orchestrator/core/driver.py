@@ -14,7 +14,7 @@ from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.bounds import bounds_of
 from orchestrator.core.branch import Branch
 from orchestrator.core.branches import Branches, End
-from orchestrator.core.children import too_much
+from orchestrator.core.children import refusal
 from orchestrator.core.errors import (
     Cancelled,
     Continue,
@@ -135,12 +135,12 @@ class Driver:
             self.undoing.register(ask, fact.data.get("undo"), branch.scope)
 
     def _fit(self, data: dict[str, Json], ask: Ask) -> tuple[str | None, dict[str, Json] | None]:
-        """`data` as text; or, when it cannot be stored or is one child too many, the ask as it is recorded instead:
-        refused.
+        """`data` as text; or, when it cannot be stored or is a child that may not be, the ask as it is recorded
+        instead: refused.
         """
-        refusal = too_much(self.depth, self.agenda.children) if ask.is_child else None
-        if refusal is not None:
-            return None, {"kind": ask.kind, "name": ask.name, "unfit": refusal}
+        refused = self._refusal(ask) if ask.is_child else None
+        if refused is not None:
+            return None, {"kind": ask.kind, "name": ask.name, "unfit": refused}
         try:
             return self.journal.encoded(data, what=f"{ask.kind} {ask.path}"), None
         except (NotEncodable, TooLarge) as error:
@@ -150,6 +150,10 @@ class Driver:
                 "name": ask.name,
                 "unfit": {"code": code, "detail": storable(str(error))},
             }
+
+    def _refusal(self, child: Ask) -> dict[str, Json] | None:
+        under = self.mutexes.under_mutex
+        return refusal(self.depth, self.agenda.children, exclusive=child.exclusive, under_mutex=under)
 
     def granted(self, branch: Branch, turn: Ask, fact: Fact) -> None:
         """It is the `turn` of what waits behind it, which is asked for now; the program itself, if nothing does."""

@@ -497,8 +497,7 @@ class Machine:
         self.attributes = fact.data.get("attributes", {})
         self.agenda.deadline = moment(fact.data.get("deadline"))
         self._driver.depth = int(fact.data.get("depth", 0))
-        if "mutex" in fact.data:
-            self.mutexes.held[FLOW] = fact.data["mutex"]
+        self.mutexes.begin(fact.data)
         self.branches.begin(self.program(self, fact.data.get("input")))
 
     def on_continued(self, fact: Fact) -> None:

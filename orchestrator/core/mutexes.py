@@ -2,8 +2,9 @@
 
 A step that names a key is asked for when it is its turn; before that, its turn is: an ask of kind `mutex`, at
 `<path>/mutex`. It keeps the mutex until it has ended and settled, so that nothing of it acts when the next one begins.
-While it has it, it waits for nothing else that has a mutex, so that no two wait for each other. The mutex of a whole
-flow stands at `flow:mutex`: it is asked for first, and kept until the last fact.
+While it has it, it waits for nothing else that has a mutex. The mutex of a whole flow stands at `flow:mutex`: it is
+asked for first, and kept until the last fact. Nothing that such a flow waits for, its children and theirs, asks for the
+mutex of a flow. So whoever waits for one keeps none that others wait for, and no two wait for each other.
 """
 
 from __future__ import annotations
@@ -50,18 +51,30 @@ def turn_of_flow(key: str) -> Ask:
 
 class Mutexes:
     """`held` is where mutexes were asked for that are had now, with their keys; `leaving` are steps that are over,
-    and keep theirs until it is known what became of them, each with whether it is local.
+    and keep theirs until it is known what became of them, each with whether it is local. `under_mutex`: the flow, or
+    one that waits for it to end, has the mutex of a flow until its own end.
     """
 
-    __slots__ = ("_journal", "held", "leaving")
+    __slots__ = ("_journal", "held", "leaving", "under_mutex")
 
     def __init__(self, journal: Journal) -> None:
         self.held: dict[str, str] = {}
         self.leaving: dict[str, bool] = {}
+        self.under_mutex = False
         self._journal = journal
 
+    def begin(self, started: dict[str, Json]) -> None:
+        """What the first fact of an epoch says: the flow may have its mutex since an earlier one."""
+        self.under_mutex = bool(started.get("under_mutex"))
+        if "mutex" in started:
+            self._has(FLOW, started["mutex"])
+
     def granted(self, turn: Ask) -> None:
-        self.held[turn.path] = turn.args["key"]
+        self._has(turn.path, turn.args["key"])
+
+    def _has(self, path: str, key: str) -> None:
+        self.held[path] = key
+        self.under_mutex = self.under_mutex or path == FLOW
 
     def withdrawn(self, turn: Ask, fact: Fact) -> None:
         """Nobody waits for `turn` any more."""

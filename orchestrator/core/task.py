@@ -12,6 +12,7 @@ from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, NAME_BYTES_MAX
 from contracts.messages import Command, Effect
 from orchestrator.core.ask import Ask, since
 from orchestrator.core.errors import UsageError, error_in
+from orchestrator.core.mutexes import key_of
 from orchestrator.core.names import is_name, named
 from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
 from orchestrator.core.terms import Undo, check_once, holds, resends, undoing
@@ -34,6 +35,7 @@ def task_of(
     retry: Retry | None,
     timeout: timedelta | None,
     unknown: str | None,
+    mutex: str | None,
     name: str | None,
 ) -> tuple[TypeAdapter[Any], Ask]:
     """How to read the reply, and the ask. Raises UsageError for what no worker could take."""
@@ -59,6 +61,8 @@ def task_of(
         hold=holds(unknown),
         effect=str(Effect.AT_MOST_ONCE) if once else "",
     )
+    if mutex is not None:
+        ask.mutex = key_of(title, mutex)
     return what.reply_, ask
 
 

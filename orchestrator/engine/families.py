@@ -68,6 +68,8 @@ def new_child(fact: Fact, claim: Claim, machine: Machine, bases: Mapping[int, st
         root = str(machine.started.get("root") or claim.execution)
         depth = int(machine.started.get("depth", 0)) + 1
         started |= {"parent": by | {"span": span}, "root": root, "depth": depth}
+        if machine.mutexes.under_mutex:
+            started["under_mutex"] = True
     else:
         root = None
         started["starter"] = by | {"span": base}

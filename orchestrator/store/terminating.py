@@ -27,17 +27,16 @@ TERMINATE: Final[LiteralString] = """
           from done
          where %(traced)s::boolean
            and done.outcome = 'terminated'
-    ),
-    -- One that was asked for in this moment is not seen here; nobody will get it.
-    let_go as (
-        delete from waypost.mutex m
-         using done
-         where done.outcome = 'terminated'
-           and m.tenant_id = %(tenant)s::int
-           and m.execution_id = %(execution)s::uuid
     )
     select outcome, stands
       from done
+"""
+
+# A statement of its own, so that it sees what was asked for until the row was locked. Rows of mutexes come last.
+LET_GO: Final[LiteralString] = """
+    delete from waypost.mutex
+     where tenant_id = %(tenant)s::int
+       and execution_id = %(execution)s::uuid
 """
 
 
@@ -48,6 +47,10 @@ async def terminate(
     is marked as to be exported. A transaction of its own.
     """
     asked = {"tenant": tenant, "execution": execution_id, "by": by, "reason": reason, "traced": traced}
-    row = await (await conn.execute(TERMINATE, asked)).fetchone()
-    assert row is not None, "the function says something"
-    return Terminated(*row)
+    async with conn.transaction():
+        row = await (await conn.execute(TERMINATE, asked)).fetchone()
+        assert row is not None, "the function says something"
+        done = Terminated(*row)
+        if done.outcome == "terminated":
+            await conn.execute(LET_GO, {"tenant": tenant, "execution": execution_id})
+    return done

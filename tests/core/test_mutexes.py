@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from orchestrator import (
+    Command,
     Context,
     OutcomeUnknown,
+    StepRefused,
     TimedOut,
     UsageError,
     command,
@@ -20,7 +22,7 @@ from orchestrator import (
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.mutexes import FLOW
-from orchestrator.testing import NOON, FlowTester
+from orchestrator.testing import EXECUTION, NOON, FlowTester
 from tests.core.answers import bare, cancelled, done, driven, refused, said, tell
 
 Json = Any
@@ -30,6 +32,10 @@ KEY = "card-7"
 
 
 def work() -> None: ...
+
+
+class Work(Command[Json], type="work"):
+    """What a worker of queues would do."""
 
 
 async def book(conn: Any) -> str:
@@ -111,7 +117,7 @@ def test_a_mutex_that_comes_after_it_was_withdrawn_changes_nothing() -> None:
     machine.evict()
 
 
-@pytest.mark.parametrize("kind", ["call", "step", "transaction"])
+@pytest.mark.parametrize("kind", ["call", "step", "task", "transaction"])
 def test_each_kind_of_work_may_have_a_mutex(kind: str) -> None:
     async def flow(ctx: Context, n: int) -> Json:
         match kind:
@@ -119,6 +125,8 @@ def test_each_kind_of_work_may_have_a_mutex(kind: str) -> None:
                 return await ctx.call("s", "work", mutex=KEY)
             case "step":
                 return await ctx.step(work, mutex=KEY)
+            case "task":
+                return await ctx.task(Work(), queue="q", mutex=KEY)
             case _:
                 return await ctx.transaction(book, mutex=KEY, name="work")
 
@@ -138,6 +146,7 @@ def test_a_key_that_cannot_be_one_is_refused_and_nothing_is_asked(key: Any) -> N
             ctx.call("s", "charge", mutex=key),
             ctx.step(work, mutex=key),
             ctx.transaction(book, mutex=key),
+            ctx.task(Work(), queue="q", mutex=key),
         ):
             with pytest.raises(UsageError, match="mutex= expected 1 to 1024 bytes of printable text"):
                 await op
@@ -386,6 +395,79 @@ def test_a_key_of_a_flow_that_cannot_be_one_fails_it() -> None:
 def test_a_mutex_of_a_flow_is_a_function() -> None:
     with pytest.raises(UsageError, match="workflow x: mutex= expected a function from the input to a key"):
         workflow(name="x", version="1", mutex="k")  # pyright: ignore[reportArgumentType]  # it is refused
+
+
+# ---- of a family -----------------------------------------------------------------------------------------------
+
+
+@workflow(name="plain", version="1")
+async def plain(ctx: Context, customer: int) -> str:
+    return await ctx.call("s", "a", mutex=KEY)
+
+
+@workflow(name="of-children", version="1")
+async def of_children(ctx: Context, customer: int) -> list[str]:
+    found = [await ctx.child(plain, customer)]
+    try:
+        found.append(await ctx.child(one_a_customer, customer))
+    except StepRefused as error:
+        found.append(error.code)
+    return found
+
+
+@workflow(name="of-children-alone", version="1", mutex=lambda customer: f"customer-{customer}")
+async def of_children_alone(ctx: Context, customer: int) -> list[str]:
+    return await of_children.run(ctx, customer)
+
+
+@pytest.mark.parametrize("whose", ["its own", "one above"])
+def test_a_flow_that_has_a_mutex_or_is_below_one_has_no_child_that_waits_for_one(whose: str) -> None:
+    below: Json = {"under_mutex": True} if whose == "one above" else {}
+    machine = Machine((of_children if below else of_children_alone).program, execution=EXECUTION)
+    machine.tell("started", "", {"input": 7, "seed": ""} | below, NOON)
+    if not below:
+        tell(machine, "ended", FLOW, GRANTED)
+    done(machine, "plain", value="p")
+
+    assert (machine.status, machine.result) == ("completed", ["p", "mutex-inside"])
+    [asked] = [fact for fact in machine.new if (fact.kind, fact.path) == ("asked", "one-a-customer")]
+    assert "args" not in asked.data
+    again = Machine((of_children if below else of_children_alone).program, execution=EXECUTION)
+    again.replay(machine.new)
+    assert again.result == machine.result
+
+
+def test_a_flow_without_a_mutex_may_have_children_with_one() -> None:
+    machine = Machine(of_children.program, execution=EXECUTION)
+    machine.tell("started", "", {"input": 7, "seed": ""}, NOON)
+    done(machine, "plain", value="p")
+
+    assert list(machine.open) == ["one-a-customer"]
+    machine.evict()
+
+
+def test_a_child_that_turns_out_to_have_a_mutex_below_one_fails_before_it_waits_for_it() -> None:
+    machine = Machine(one_a_customer.program)
+
+    machine.tell("started", "", {"input": 7, "seed": "", "under_mutex": True}, NOON)
+
+    assert said(machine.new) == ["started", "finished failed"]
+    assert "mutex-inside" in str(machine.result)
+
+
+def test_that_one_above_has_a_mutex_is_known_in_each_epoch() -> None:
+    @workflow(name="again", version="1")
+    async def again(ctx: Context, n: int) -> None:
+        if n:
+            ctx.continue_as_new(0)
+        await ctx.child(one_a_customer, 7)
+
+    machine = Machine(again.program, execution=EXECUTION)
+    machine.tell("started", "", {"input": 1, "seed": "", "under_mutex": True}, NOON)
+    following = Machine(again.program, execution=EXECUTION)
+    following.replay(machine.new)
+
+    assert following.result.code == "mutex-inside"
 
 
 # ---- in a test of a flow ---------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def load(folder: Path, source: str) -> ModuleType:
 def of(folder: Path, source: str) -> bytes:
     found_there: list[Any] = list(vars(load(folder, source)).values())
     [flow] = [cast("Flow", thing) for thing in found_there if isinstance(thing, Workflow)]
-    found = fingerprint(flow.run)
+    found = fingerprint(flow.run, flow.mutex)
     assert found is not None
     return found
 
@@ -100,6 +100,30 @@ def test_words_forms_and_what_steps_run_are_not(tmp_path: Path, old: str, new: s
     assert FLOW.count(old) == 1
 
     assert of(tmp_path, FLOW) == of(tmp_path, FLOW.replace(old, new))
+
+
+ALONE = FLOW.replace('version="1"', 'version="1", mutex=lambda lines: f"order-{total(lines)}"')
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("order-", "lines-"),
+        ("mutex=lambda lines: ", "mutex=lambda _lines: "),
+        ('mutex=lambda lines: f"order-{total(lines)}"', "mutex=str"),
+        ("return sum(", "return 2 * sum("),
+    ],
+)
+def test_the_key_of_its_mutex_is_its_code(tmp_path: Path, old: str, new: str) -> None:
+    assert ALONE.count(old) == 1
+
+    assert of(tmp_path, ALONE) != of(tmp_path, ALONE.replace(old, new))
+
+
+def test_where_the_key_of_its_mutex_is_written_is_not(tmp_path: Path) -> None:
+    below = ALONE.replace("mutex=lambda", "\n    mutex=lambda")
+
+    assert of(tmp_path, below) == of(tmp_path, ALONE)
 
 
 def test_functions_that_call_each_other_are_read_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from orchestrator import Context, Refused, Retry, local, seconds, workflow
+from orchestrator import Context, Refused, Retry, StepRefused, local, seconds, workflow
 from orchestrator.client import Client
 from orchestrator.explanation import Code
 from orchestrator.flows import Flows
@@ -70,7 +70,26 @@ async def goes_on(ctx: Context, left: int) -> int:
     return left
 
 
-FLOWS: Final = Flows([welds, paints, goes_on])
+@workflow(name="paints-inside", version="1", mutex=lambda order: order[0])
+async def paints_inside(ctx: Context, order: str) -> list[str]:
+    """Its first child has no mutex, but a child of that would have one; so would its second."""
+    found = [await ctx.child(hands_on, order)]
+    try:
+        await ctx.child(paints, order)
+    except StepRefused as error:
+        found.append(error.code)
+    return found
+
+
+@workflow(name="hands-on", version="1")
+async def hands_on(ctx: Context, order: str) -> str:
+    try:
+        return await ctx.child(paints, order)
+    except StepRefused as error:
+        return error.code
+
+
+FLOWS: Final = Flows([welds, paints, goes_on, paints_inside, hands_on])
 
 
 async def until_said(*said: str) -> None:
@@ -192,6 +211,20 @@ async def test_a_flow_has_its_mutex_until_all_is_undone_and_other_keys_do_not_wa
         assert await finished(client, bad, other) == [None, "boat"]
 
     assert SAID == ["bad ends", "bad is undone", "boat is undone", "boat begins", "boat ends"]
+    assert await broken(conn) == []
+
+
+async def test_two_families_that_would_wait_for_the_mutexes_of_each_other_do_not(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    async with working(flows=FLOWS):
+        families = [(await client.start(paints_inside, order)).execution_id for order in ("ab", "ba")]
+        assert await finished(client, *families) == [["mutex-inside"] * 2] * 2
+
+        alone = (await client.start(hands_on, "car")).execution_id
+        gate("car").set()
+        assert await finished(client, alone) == ["car"]
+
     assert await broken(conn) == []
 
 

@@ -143,15 +143,16 @@ async def who_is_next_is_terminated_while_it_is_given(conn: Connection) -> Scene
     )
 
 
-@race("A -, B has")
+@race("left 0, A -, B has")
 async def an_ask_and_an_end_of_who_asks(conn: Connection) -> Scene:
-    """An ask that is committed in that moment leaves a row, which nobody is given a mutex by."""
+    """An ask that is committed in that moment goes with its execution."""
     one, other = await owned(conn, 2)
     scene = {"ask": commit_of(one, asks(one, release=False)), "end": terminate(one.execution)}
 
     async def look(conn: Connection, ending: Ending) -> str:
+        [(left,)] = await rows(conn, "select count(*) from waypost.mutex")
         assert await commit(conn, other, asks(other, release=False))
-        return await has(A=one.execution, B=other.execution)(conn, ending)
+        return f"left {left}, {await has(A=one.execution, B=other.execution)(conn, ending)}"
 
     return Scene(scene, look)
 
