@@ -43,7 +43,7 @@ PUBLIC: Final = frozenset(
         *("kind", "name", "due", "effect", "known", "undoes_at", "outcome", "verdict", "of", "attempt"),
         *("next_at", "undone", "stands", "definition", "version", "seed", "key", "traceparent", "deadline"),
         *("epoch", "event", "mail", "code", "by", "early", "orders", "order", "choice", "type", "source"),
-        *("id", "sensitive", "again", "parent", "starter", "root", "depth", "execution", "status"),
+        *("id", "sensitive", "again", "parent", "starter", "root", "depth", "execution", "status", "objects"),
     }
 )
 """Members by which facts and mail are found, counted and read by the database's own functions."""

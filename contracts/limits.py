@@ -11,6 +11,8 @@ JSON_DEPTH_MAX: Final = 64  # arrays and objects inside each other; PostgreSQL's
 JSON_DIGITS_MAX: Final = 4300  # digits of one integer; Python's own default for text to int
 PAYLOAD_BYTES_MAX: Final = 256 * 1024  # one payload of a fact: an input, a result, a request, an outcome
 
+PAYLOAD_STORED_BYTES_MAX: Final = 16 * 1024 * 1024  # one that is by reference, where there is a payload store
+
 # What applications ask for
 ERRAND_SIGNALS_MAX: Final = 256  # in one transaction; each locks a key
 EVENT_HOPS_MAX: Final = 16  # starts of flows by events of ours, one after the other; the next starts nothing

@@ -26,6 +26,8 @@ from migrations import runner
 from orchestrator import libraries, registry
 from orchestrator.client import Client
 from orchestrator.flows import Flows, load
+from orchestrator.objects.kept import Kept
+from orchestrator.objects.large import Large
 from orchestrator.settings import LEASE, Settings, SettingsInvalid
 from orchestrator.store import database
 from orchestrator.store.database import Connection, Pool
@@ -124,6 +126,7 @@ async def connection(settings: Settings, *, part: str = "cli") -> AsyncGenerator
     """One connection, in autocommit. Raises psycopg.OperationalError when there is no database."""
     dsn = settings.dsn()
     Sealing.codec = settings.codec()
+    Large.kept = None if (objects := settings.objects()) is None else Kept(objects)
     async with await Connection.connect(dsn, **database.connection_arguments(dsn, name=part)) as conn:
         yield conn
 
@@ -179,6 +182,8 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
         pool(settings, part="worker", size=WORKER_CONNECTIONS) as found,
         running(Hints(settings.listen_dsn())) as hints,
     ):
+        if Large.kept is not None:
+            await Large.kept.check()
         if settings.application_role is not None:
             async with found.connection() as conn:
                 await check_role(conn, settings.application_role)

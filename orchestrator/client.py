@@ -27,6 +27,7 @@ from orchestrator.core.errors import STOPPING
 from orchestrator.core.redaction import Redaction
 from orchestrator.core.status import TERMINAL, Status
 from orchestrator.flows import Flow
+from orchestrator.objects.large import Large, put_new
 from orchestrator.standing import ENDS, Standing, stands
 from orchestrator.store import approvals as asked_for
 from orchestrator.store import kin, reading, starts, terminating
@@ -158,7 +159,7 @@ class Client:
 
         Raises InputInvalid with every place that does not fit, NotEncodable or TooLarge, OrderInvalid for a key or a
         deadline that cannot be, and KeyConflict when the key belongs to an execution with another input. Then nothing
-        was written.
+        was written. An input that goes by reference is put into the payload store first: StoreAway, StoreDenied.
         """
         return (await self.start_many(flow, [(input, key)], deadline=deadline))[0]
 
@@ -173,6 +174,8 @@ class Client:
         if deadline is not None and not timedelta(0) < deadline <= SPAN_MAX:
             raise OrderInvalid(f"deadline of {deadline}: expected more than 0 and at most ten years")
         new = [self._new(flow, given, key, deadline or flow.deadline) for given, key in inputs]
+        if Large.kept is not None:
+            new = await put_new(Large.kept, new)
         keyed = any(one.business_key is not None for one in new)
         async with self._conn.transaction() if keyed else contextlib.nullcontext():
             outcomes = await starts.start(self._conn, new)
@@ -196,7 +199,7 @@ class Client:
         ):
             raise OrderInvalid(f"key {key[:80]!r}: expected 1 to {KEY_BYTES_MAX} bytes of printable text")
         checked = flow.checked(input)
-        text = strict_json.encode(checked, what=f"input of flow {flow.name}", bytes_max=PAYLOAD_BYTES_MAX)
+        text = strict_json.encode(checked, what=f"input of flow {flow.name}", bytes_max=Large.bytes_max())
         execution = str(uuid7(at=datetime.now(UTC), chance=os.urandom(10)))
         traceparent = trace.root(execution)
         started = {
@@ -221,6 +224,15 @@ class Client:
         )
 
     async def show(self, execution_id: UUID | str) -> ExecutionView:
+        """An output that is in the payload store is got from there; else facts name what is. Raises UnknownExecution,
+        ObjectGone, StoreAway, PayloadKeyMissing, PayloadUnreadable.
+        """
+        view = await self._view(execution_id)
+        last = view.facts[-1:]
+        facts = [*view.facts[:-1], *[await reading.whole(one, tenant=self._tenant) for one in last]]
+        return replace(view, facts=facts)
+
+    async def _view(self, execution_id: UUID | str) -> ExecutionView:
         """Raises UnknownExecution."""
         execution = _uuid(execution_id)
         row = await reading.execution(self._conn, execution, tenant=self._tenant)
@@ -233,7 +245,7 @@ class Client:
 
     async def shown(self, execution_id: UUID | str) -> ExecutionView:
         """As `show`, for people: REDACTED stands for what is Sensitive. Raises UnknownExecution."""
-        view = await self.show(execution_id)
+        view = await self._view(execution_id)
         by = await reading.redaction(self._conn, view.row.execution_id, view.facts, tenant=self._tenant)
         return replace(view, facts=reading.shown(view.facts, by))
 
@@ -265,6 +277,11 @@ class Client:
         )
 
     async def wait(self, execution_id: UUID | str, *, seconds: float) -> ExecutionView:
+        """Until it is finished or held. Raises TimeoutError; UnknownExecution, and what `show` raises."""
+        await self.until_over(execution_id, seconds=seconds)
+        return await self.show(execution_id)
+
+    async def until_over(self, execution_id: UUID | str, *, seconds: float) -> None:
         """Until it is finished or held. Raises TimeoutError; UnknownExecution."""
         async with asyncio.timeout(seconds):
             while True:
@@ -272,7 +289,7 @@ class Client:
                 if row is None:
                     raise UnknownExecution(execution_id)
                 if row.status in {*TERMINAL, Status.HELD}:
-                    return await self.show(execution_id)
+                    return
                 await asyncio.sleep(0.1)
 
     async def resume(self, execution_id: UUID | str, *, by: str, reason: str) -> None:
@@ -280,7 +297,7 @@ class Client:
 
         Raises NotHeld when it is not stopped, UnknownExecution, OrderInvalid.
         """
-        view = await self.show(execution_id)
+        view = await self._view(execution_id)
         held = view.held
         if held is None:
             raise NotHeld(f"execution {execution_id} is {view.row.state}; only a held one can be resumed")
@@ -294,7 +311,7 @@ class Client:
 
         Raises NotOpen when it is at an end, or when its program is stopped; UnknownExecution, OrderInvalid.
         """
-        view = await self.show(execution_id)
+        view = await self._view(execution_id)
         if view.row.status in TERMINAL:
             raise NotOpen(f"execution {execution_id} is {view.row.status}: there is nothing to cancel")
         if view.held is not None and view.held.code in STOPPING:
@@ -320,7 +337,7 @@ class Client:
         is unknown: `done` with its reply as `value`, `not_done`, or `skip` (the flow gets OutcomeUnknown).
         Raises NotHeld when this is not what holds it, UnknownExecution, OrderInvalid.
         """
-        view = await self.show(execution_id)
+        view = await self._view(execution_id)
         held = view.held
         if held is None or held.path != path or held.code in STOPPING:
             waits = "waits for no decision" if held is None else f"waits at {held.path or 'its program'}"
@@ -352,7 +369,7 @@ class Client:
                 continue
         if done.outcome == "terminated":
             return done.stands
-        view = await self.show(execution)
+        view = await self._view(execution)
         if view.terminated != (by, reason):
             raise NotOpen(f"execution {execution} is {view.row.status}: there is nothing to terminate")
         return [one.path for one in view.stands]

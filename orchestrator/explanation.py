@@ -56,6 +56,7 @@ class Code(StrEnum):
     LIMIT = "limit"
     INPUT_INVALID = "input-invalid"
     UNSTORABLE = "unstorable"
+    PAYLOAD_UNAVAILABLE = "payload-unavailable"
     UNDO_FAILED = "undo-failed"
     UNDO_UNKNOWN = "undo-unknown"
     UNKNOWN_OUTCOME = "unknown-outcome"

@@ -8,12 +8,16 @@ from typing import Any, Final, cast, get_args
 
 from contracts.codec import PREFIX, Codec, open_body, place, seal_body, seal_document
 from contracts.mail import body_at_rest, data_at_rest, mail_place
+from contracts.objects import OBJECTS, references
+from orchestrator.objects.large import NAMED, Large
 from orchestrator.store import executions, payloads
 from orchestrator.store.commits import journal_place
 from orchestrator.store.database import Connection
 from orchestrator.store.payloads import Row, Table
 
 BOX: Final = PREFIX.decode().removeprefix("{")
+DOCUMENTS: Final[dict[Table, int]] = {"journal": 5, "inbox": 6}
+"""The column of the document that may name objects, of those tables that have one."""
 BODY_PUBLIC: Final = ("type", "traceparent")
 
 
@@ -21,7 +25,7 @@ async def rekey(conn: Connection, codec: Codec, *, progress: Callable[[Table, in
     """Seal all payloads with the newest key of `codec`, a page in a transaction; how many were.
 
     What was done stays done when it is interrupted; begun again, it goes on with what is left. Raises
-    PayloadKeyMissing and PayloadUnreadable, and then the page at fault is as it was.
+    PayloadKeyMissing, PayloadUnreadable, ObjectGone and StoreAway, and then the page at fault is as it was.
     """
     begins = PREFIX + codec.newest.encode() + b'"'
     total = 0
@@ -33,12 +37,38 @@ async def rekey(conn: Connection, codec: Codec, *, progress: Callable[[Table, in
                 rows = await payloads.page(conn, table, newest=codec.newest, begins=begins, after=after)
                 if not rows:
                     break
-                anew = [one for row in rows if is_sealed(one := SEAL[table](codec, row))]
+                moved = [await with_objects_anew(codec, table, row) for row in rows]
+                anew = [
+                    one
+                    for row, now in zip(rows, moved, strict=True)
+                    if is_sealed(one := SEAL[table](codec, now)) or now is not row
+                ]
                 await payloads.write(conn, table, anew)
             after = key_of(table, rows[-1])
             done, total = done + len(rows), total + len(anew)
             progress(table, done, max(todo, done))
     return total
+
+
+async def with_objects_anew(codec: Codec, table: Table, row: Row) -> Row:
+    """`row`, naming objects that are sealed with the newest key; itself, when it does or names none."""
+    column = DOCUMENTS.get(table)
+    text = None if column is None else row[column]
+    if column is None or text is None or NAMED not in text:
+        return row
+    said: Any = json.loads(text)
+    if not isinstance(said, dict) or OBJECTS not in said:
+        return row
+    found: dict[str, Any] = dict(cast("dict[str, Any]", said))
+    anew = {
+        ".".join(at): await Large.anew(int(row[0]), one)
+        for at, one in references(found)
+        if one.key != codec.newest
+    }
+    if not anew:
+        return row
+    found[OBJECTS] = {**found[OBJECTS], **{part: one.as_json() for part, one in anew.items()}}
+    return (*row[:column], json.dumps(found), *row[column + 1 :])
 
 
 def is_sealed(row: dict[str, Any]) -> bool:

@@ -10,12 +10,13 @@ from enum import StrEnum
 from typing import Final
 
 from contracts.errors import UnknownFlow
-from orchestrator.core.errors import Halt
+from orchestrator.core.errors import PAYLOAD_UNAVAILABLE, UNSTORABLE, Halt
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.redaction import Line, Redaction
 from orchestrator.engine.inputs import stopped_by
 from orchestrator.flows import Flow, Flows
+from orchestrator.objects.large import Large, PartGone, whole_facts
 from orchestrator.store import executions, versions
 from orchestrator.store.database import Connection
 from orchestrator.store.executions import UNREADABLE
@@ -60,8 +61,10 @@ def replayed(flow: Flow, journal: Sequence[Fact], *, now: datetime) -> tuple[str
     """
     bad = next((fact for fact in journal if fact.kind == UNREADABLE), None)
     if bad is not None:
-        return "unstorable", f"the journal cannot be read at position {bad.position}: {bad.data['why']}"
-    machine = Machine(flow.program)
+        return bad.data.get(
+            "code", UNSTORABLE
+        ), f"the journal cannot be read at position {bad.position}: {bad.data['why']}"
+    machine = Machine(flow.program, payload_max=Large.bytes_max())
     try:
         machine.replay(journal, now=now)
     except Halt as halt:
@@ -95,6 +98,7 @@ async def check(
     one flow, whatever their version, under the code of `under`. How many there are of which kind.
 
     `said` is told of each that does more than go on, `progress` how many are done and how many there are. Only reads.
+    Raises StoreAway.
     """
     counted = Counter[Would]()
     names = {flow.name for flow in flows} if under is None else {under.name}
@@ -105,12 +109,23 @@ async def check(
         now = datetime.now(UTC)
         for row in page:
             flow = under or held_by(flows, row)
-            finding = found(row, flow, journals[row.execution_id], now=now)
+            journal = await completed(journals[row.execution_id], tenant=tenant)
+            finding = found(row, flow, journal, now=now)
             counted[finding.would] += 1
             if finding.would is not Would.GO_ON:
-                said(shown(finding, journals[row.execution_id], flow))
+                said(shown(finding, journal, flow))
         progress(begin + len(page), len(wanted))
     return counted
+
+
+async def completed(journal: list[Fact], *, tenant: int) -> list[Fact]:
+    """`journal` with what is in the payload store; else with a fact that cannot be read. Raises StoreAway."""
+    try:
+        await whole_facts(tenant, journal)
+    except PartGone as gone:
+        data = {"why": str(gone), "code": PAYLOAD_UNAVAILABLE}
+        return [Fact(gone.position, UNREADABLE, "", data, journal[0].at), *journal]
+    return journal
 
 
 def shown(finding: Finding, journal: Sequence[Fact], flow: Flow | None) -> Finding:

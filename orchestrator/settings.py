@@ -13,7 +13,7 @@ from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
@@ -21,7 +21,9 @@ from contracts import codec
 from contracts.envelope import URI_REFERENCE
 from contracts.errors import BadSecret, WaypostError, shown
 from contracts.limits import SOURCE_BYTES_MAX
+from contracts.objects import ObjectStore
 from contracts.vault import Vault
+from orchestrator.objects.files import FileStore
 
 T = TypeVar("T")
 Network = IPv4Network | IPv6Network
@@ -166,6 +168,13 @@ def payload_keys_of(text: str) -> SecretStr:
     return SecretStr(text)
 
 
+def payload_store_of(text: str) -> str:
+    folder = Path(unquote(urlsplit(text).path)) if text.startswith("file:///") else None
+    if folder is None or not folder.name or ".." in folder.parts or urlsplit(text).query:
+        raise ValueError(f"expected file:///FOLDER, found {shown(text)}")
+    return text
+
+
 def read(parse: Callable[[str], T]) -> BeforeValidator:
     def reader(value: Any) -> Any:
         return parse(value) if isinstance(value, str) else value
@@ -191,6 +200,10 @@ class Settings(BaseModel):
         default=None, alias="WAYPOST_PAYLOAD_KEYS"
     )
     """What seals payloads: `ID:KEY,ID:KEY`, the newest first. None: they are in the clear."""
+    payload_store: Annotated[str | None, read(payload_store_of)] = Field(
+        default=None, alias="WAYPOST_PAYLOAD_STORE"
+    )
+    """Where payloads are that are too large for a row. None: nowhere, so they are refused."""
     flows: Annotated[tuple[str, ...], read(modules_of)] = Field(default=(), alias="WAYPOST_FLOWS")
     changed_flows: Annotated[Literal["refuse", "accept"], read(changed_of)] = Field(
         default="refuse", alias="WAYPOST_CHANGED_FLOWS"
@@ -283,6 +296,14 @@ class Settings(BaseModel):
         if self.payload_keys is None:
             return None
         return codec.Codec(codec.keys_of(self.payload_keys.get_secret_value()), os.urandom)
+
+    def objects(self) -> ObjectStore | None:
+        """None: there is no payload store."""
+        return (
+            None
+            if self.payload_store is None
+            else FileStore(Path(unquote(urlsplit(self.payload_store).path)))
+        )
 
     def vault(self) -> Vault:
         """Raises SettingsInvalid when there is no key."""

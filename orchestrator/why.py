@@ -161,6 +161,7 @@ STOPPED: Final = {
     "limit": "it reached a limit",
     "input-invalid": "its recorded input no longer fits its program",
     "unstorable": "the database refused what it says",
+    "payload-unavailable": "the payload store did not give one of its large payloads",
 }
 
 UNDECIDED: Final = {

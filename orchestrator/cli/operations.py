@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 from contracts import strict_json
 from contracts.errors import ContractViolation, shown
-from contracts.limits import PAYLOAD_BYTES_MAX
+from contracts.limits import PAYLOAD_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX
 from orchestrator import bootstrap
 from orchestrator.cli import advice
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table, terminal_width
@@ -48,7 +48,8 @@ async def start_one(args: Namespace, settings: Settings) -> int:
     name, _, version = args.flow.partition("@")
     flows = bootstrap.flows_of(settings, args.module)
     flow = flows.get(name, version or None)
-    given = strict_json.decode(read(args.input), what="--input", bytes_max=PAYLOAD_BYTES_MAX)
+    most = PAYLOAD_BYTES_MAX if settings.payload_store is None else PAYLOAD_STORED_BYTES_MAX
+    given = strict_json.decode(read(args.input), what="--input", bytes_max=most)
     async with bootstrap.connection(settings) as conn, bootstrap.client_over(conn) as client:
         if not version:
             drawn = await versions.drawn(conn, name, args.key or str(uuid4()), tenant=TENANT)
@@ -67,7 +68,7 @@ async def wait(client: Client, execution: UUID, *, patience: timedelta, shape: s
     """Until it is finished, or held: then it waits for a person, and we do not."""
     began = time.monotonic()
     try:
-        await client.wait(execution, seconds=patience.total_seconds())
+        await client.until_over(execution, seconds=patience.total_seconds())
         view = await client.shown(execution)
     except TimeoutError:
         state = (await client.shown(execution)).row.state
@@ -83,11 +84,11 @@ async def wait(client: Client, execution: UUID, *, patience: timedelta, shape: s
 def read(text: str) -> str | bytes:
     """JSON as given, or of @FILE, or of stdin (-)."""
     if text == "-":
-        return sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+        return sys.stdin.buffer.read(PAYLOAD_STORED_BYTES_MAX + 1)
     if text.startswith("@"):
         try:
             with Path(text[1:]).open("rb") as file:
-                return file.read(PAYLOAD_BYTES_MAX + 1)
+                return file.read(PAYLOAD_STORED_BYTES_MAX + 1)
         except (OSError, ValueError) as error:
             raise ContractViolation(
                 f"--input: expected a readable file, found {shown(text)}: {error}"

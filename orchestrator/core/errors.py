@@ -169,8 +169,14 @@ MISUSES: Final = ("event loop", "already awaited", "being awaited already")
 UNSTORABLE: Final = "unstorable"
 """The code of a `held` fact after a turn that the database refused."""
 
+PAYLOAD_UNAVAILABLE: Final = "payload-unavailable"
+"""The code of a `held` fact after a large payload that the payload store did not give."""
+
 STOPPING: Final = frozenset(
-    {NonDeterminism.code, LimitExceeded.code, ProgramFault.code, InputInvalid.code, UNSTORABLE}
+    {
+        *(NonDeterminism.code, LimitExceeded.code, ProgramFault.code, InputInvalid.code),
+        *(UNSTORABLE, PAYLOAD_UNAVAILABLE),
+    }
 )
 """Codes of `held` facts after which only an order to resume lets the program go on where it stopped."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from contracts import strict_json
+from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator.core.ask import Ask
 from orchestrator.core.errors import LimitExceeded, NonDeterminism
 from orchestrator.core.fact import BYSTANDERS, Fact, saying
@@ -237,10 +238,22 @@ class Journal:
             )
 
     def encoded(self, data: dict[str, Json], *, what: str) -> str:
-        """`data` in JSON. Raises NotEncodable, and TooLarge for a part beyond `payload_max` bytes."""
+        """`data` in JSON. Raises NotEncodable, and TooLarge for a part beyond `payload_max` bytes; beyond
+        PAYLOAD_BYTES_MAX for one that cannot be by reference.
+        """
         text = strict_json.encode(data, what=what)
-        if len(text) * 4 > self.payload_max:
+        if len(text) * 4 > PAYLOAD_BYTES_MAX:
             for part in ("args", "undo", "value", "input", "output", "error"):
                 if part in data:
-                    strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=self.payload_max)
+                    most = self.payload_max if may_be_elsewhere(part, data) else PAYLOAD_BYTES_MAX
+                    strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=most)
         return text
+
+
+def may_be_elsewhere(part: str, data: dict[str, Json]) -> bool:
+    """Whether a part of a fact may be by reference: what stays with us, and is none of a message or for people."""
+    if part in ("args", "undo"):
+        action: Json = data[part]
+        is_step = isinstance(action, dict) and cast("dict[str, Json]", action).get("do") == "step"
+        return is_step or data.get("kind") in ("child", "start")
+    return part in ("value", "input", "output")

@@ -5,7 +5,8 @@ arguments of what it asks (`args.sensitive`: in its `data`, in the `value` that 
 for input and output in the first fact, or with the flow's version in the database. So whoever shows a journal needs
 none of the flow's code. Values from these places are then taken out of every text too: an error may repeat them.
 
-What says that something is sensitive and cannot be read makes all of it sensitive.
+What says that something is sensitive and cannot be read makes all of it sensitive. When something sensitive is in the
+payload store, no text of the execution is shown: it is not got only to learn what to hide.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+from contracts.objects import OBJECTS
 from contracts.sensitive import REDACTED, VALUES_MAX, WHOLE, Places, Scrubber, redacted, values_at
 
 Json = Any
@@ -73,7 +75,7 @@ class Redaction:
                 values.update(dict.fromkeys(values_at(part, places)))
             if len(values) > VALUES_MAX:
                 break
-        self.text = Scrubber(values)
+        self.text = Scrubber(values, blind=self.finds and any(map(self._is_elsewhere, facts)))
         self.lines = [self._shown(fact) for fact in facts] if self.finds else list(facts)
 
     def _learn(self, fact: Line) -> None:
@@ -109,6 +111,21 @@ class Redaction:
             yield said.get("data"), self._events.get(str(said.get("type")), ())
         for event in events_in(said):
             yield event.get("data"), self._events.get(str(event.get("type")), ())
+
+    def _is_elsewhere(self, fact: Line) -> bool:
+        """Whether something sensitive of a fact is in the payload store, where nobody looks who shows it."""
+        named: Json = fact.data.get(OBJECTS)
+        if not named:
+            return False
+        if not isinstance(named, dict):
+            return True
+        asked = {
+            f"{name}.data": marks_in(fact.data[name].get("sensitive"))
+            for name in ("args", "undo")
+            if isinstance(fact.data.get(name), dict)
+        }
+        own = {"value": self._of(fact.path), "input": self._whole, "output": self._whole, **asked}
+        return any(own.get(part, ALL).get(part.rpartition(".")[2]) for part in cast("dict[str, Json]", named))
 
     def _shown(self, fact: Line) -> Line:
         said = self._parts_shown(fact.kind, fact.path, fact.data)

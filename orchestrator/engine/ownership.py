@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from contracts.errors import NotEncodable, TooLarge
 from contracts.limits import FACTS_WARN
+from contracts.objects import OBJECTS, StoreAway, StoreDenied
 from contracts.observer import Observer
 from contracts.sensitive import unless_sensitive
-from orchestrator.core.errors import UNSTORABLE, Halt, LimitExceeded, in_words, storable
+from orchestrator.core.errors import (
+    PAYLOAD_UNAVAILABLE,
+    UNSTORABLE,
+    Halt,
+    LimitExceeded,
+    in_words,
+    storable,
+)
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.segments import Segments, anchor_of
@@ -28,13 +37,26 @@ from orchestrator.engine.parking import Parked, Parking
 from orchestrator.engine.transaction import Transactions
 from orchestrator.engine.turn import asks_for_message, asks_for_task, turn_of
 from orchestrator.engine.work import Run, Work
+from orchestrator.objects.large import (
+    Large,
+    PartGone,
+    is_elsewhere,
+    is_large,
+    put_turn,
+    whole_facts,
+    whole_mail,
+)
 from orchestrator.store.commits import Turn
 from orchestrator.store.executions import UNREADABLE, Claim, Mail
 
 Json = Any
+T = TypeVar("T")
 
 GRACE_SECONDS: Final = 0.02
 """How long a plain local step may run before its `asked` is committed without its end."""
+
+STORE_PAUSE_SECONDS: Final = 0.1
+"""Before the payload store is asked again, at most twice that; twice as long after each failure, up to 6.4 s."""
 
 COMPUTE_SECONDS_WARN: Final = 1.0
 COMPUTE_SECONDS_MAX: Final = 10.0
@@ -160,6 +182,8 @@ class Ownership:
         """The turn that released the execution; None when its row did not match, so that it is read again."""
         try:
             try:
+                await self._take_in(loaded.mail)
+                await self._complete(loaded.journal or ())
                 self._begin(loaded)
                 return await self._take_turns()
             except Halt as halt:
@@ -175,13 +199,14 @@ class Ownership:
 
     def _begin(self, loaded: Loaded) -> None:
         """Bring the machine to where the journal ends."""
-        self._take_in(loaded.mail)
         if self._at is None:
             journal = loaded.journal or []
             bad = next((fact for fact in journal if fact.kind == UNREADABLE), None)
             if bad is not None:
                 raise Unreadable(f"the journal cannot be read at position {bad.position}: {bad.data['why']}")
-            self._at = Machine(self._flow.program, execution=self.claim.execution)
+            self._at = Machine(
+                self._flow.program, execution=self.claim.execution, payload_max=Large.bytes_max()
+            )
             self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
             self._machine.position = self._position
             stopped = stopped_by(journal)
@@ -193,12 +218,48 @@ class Ownership:
             self._machine.replay([*journal, *self._machine.new], now=self._engine.clock.now())
             self._machine.segments = segments_of(journal, self.claim.execution, self._engine.wire.segment_gap)
 
-    def _take_in(self, mail: list[Mail]) -> None:
-        """Raises Unreadable for what cannot be opened: it is not read, so nothing of it is lost."""
+    async def _take_in(self, mail: list[Mail]) -> None:
+        """Raises Unreadable for what cannot be opened, Elsewhere for what the payload store does not give: it is not
+        read, so nothing of it is lost.
+        """
+        if any(map(is_elsewhere, mail)):
+            mail = await self._patiently(lambda: whole_mail(self.claim.tenant, mail), StoreAway)
         self._inputs.add(mail)
         bad = next((one for one in mail if one.sealed), None)
         if bad is not None:
             raise Unreadable(f"mail {bad.number} cannot be read: {bad.sealed}")
+        gone = next((one.gone for one in mail if one.gone), None)
+        if gone is not None:
+            raise Elsewhere(gone)
+
+    async def _complete(self, journal: Sequence[Fact]) -> None:
+        """Give facts the parts that are in the payload store. Raises Elsewhere."""
+        if not any(OBJECTS in fact.data for fact in journal):
+            return
+        try:
+            await self._patiently(lambda: whole_facts(self.claim.tenant, journal), StoreAway)
+        except PartGone as gone:
+            raise Elsewhere(str(gone)) from None
+
+    async def _put_large(self, turn: Turn) -> None:
+        """What is too large for a row is in the payload store before the commit that names it."""
+        kept = Large.kept
+        if kept is not None and is_large(turn):
+            await self._patiently(lambda: put_turn(kept, turn), StoreAway, StoreDenied)
+
+    async def _patiently(self, do: Callable[[], Awaitable[T]], *passing: type[Exception]) -> T:
+        """What `do` gives, tried again while the payload store is away. Raises LeaseLost when it is so for too long."""
+        failures = 0
+        while True:
+            self._check_lease()
+            try:
+                return await do()
+            except passing as error:
+                failures += 1
+                self._engine.observer.saw(
+                    "payload store away", execution=self.claim.execution, error=str(error), tries=failures
+                )
+                await asyncio.sleep(STORE_PAUSE_SECONDS * 2 ** min(failures, 6) * random.uniform(0.5, 1))  # noqa: S311  # jitter
 
     def _obey_resume(self, stopped: Fact) -> None:
         """An order to resume comes before everything else that a stopped execution got."""
@@ -332,7 +393,7 @@ class Ownership:
     async def _read_more(self) -> None:
         if self._mail_waits:
             self._mail_waits = False
-            self._take_in((await self._engine.reload(self.claim, self.mail_known)).mail)
+            await self._take_in((await self._engine.reload(self.claim, self.mail_known)).mail)
 
     # ---- commits -------------------------------------------------------------------------------------------
 
@@ -365,6 +426,7 @@ class Ownership:
             return True
         self._check_lease()
         turn = self._turn(machine, [fact], self._status, release=False)
+        await self._put_large(turn)
         stored = await offer.commit(turn)
         if stored is not None:
             work.settled(offer.path)
@@ -409,6 +471,7 @@ class Ownership:
         machine.left_children.clear()
         machine.let_go.clear()
         if turn.facts or turn.mail or turn.release or turn.let_go:
+            await self._put_large(turn)
             if not await self._engine.committer.submit(turn):
                 return None
             self._stored(turn, machine)
@@ -517,6 +580,12 @@ class Unreadable(Halt):
     """A fact that some client of the database wrote cannot be read."""
 
     code: ClassVar[str] = UNSTORABLE
+
+
+class Elsewhere(Unreadable):
+    """A part that is in the payload store cannot be had there."""
+
+    code: ClassVar[str] = PAYLOAD_UNAVAILABLE
 
 
 class Deadly(LimitExceeded):

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge
-from contracts.limits import PAYLOAD_BYTES_MAX
 from contracts.messages import Refused
 from contracts.observer import Observer
 from orchestrator.core.ask import Ask
@@ -30,6 +29,7 @@ from orchestrator.core.terms import result_adapter
 from orchestrator.engine.attempt import Refusal, Result, Settled, failure, refusal, stored, where
 from orchestrator.engine.lease import Lease
 from orchestrator.engine.pulse import CURRENT, Attempt, Pulse
+from orchestrator.objects.large import Large
 from orchestrator.store.commits import Turn, commit, committed
 from orchestrator.store.database import Connection, Pool, is_bad_data
 from orchestrator.store.transactions import TRANSACTIONS_MAX, Commits, enter, guarded, leave
@@ -272,7 +272,7 @@ def kept(fn: Callable[..., Any], value: Any) -> Json:
     """`value` as the journal will give it back. Raises Over when it would not, or not as the function promised."""
     found, adapter = stored(fn, value), result_adapter(fn)
     try:
-        strict_json.encode(found, what="result", bytes_max=PAYLOAD_BYTES_MAX)
+        strict_json.encode(found, what="result", bytes_max=Large.bytes_max())
         if adapter is not None:
             adapter.validate_python(found)
     except (NotEncodable, TooLarge) as error:

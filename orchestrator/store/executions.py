@@ -161,10 +161,11 @@ def payload_of(kind: str, text: str | None) -> dict[str, Json]:
 class Mail:
     """Something that an execution got, at `number` of its mail, for the ask at `path`.
 
-    `sealed` says why its data could not be opened. `data` is text: it may be anything. Of an event it is the JSON of
-    the CloudEvent's data: any value, not only an object; base64 in a JSON string when they were bytes; None when there
-    were none. `type`, `key` (the event's subject), `source` and `event_id` are those of the event, and None of other
-    mail; a result has a source.
+    `sealed` says why its data could not be opened, `gone` why a part of them cannot be had. `data` is text: it may be
+    anything. Of an event it is the JSON of the CloudEvent's data: any value, not only an object; base64 in a JSON
+    string when they were bytes; None when there were none. `type`, `key` (the event's subject), `source` and `event_id`
+    are those of the event, and None of other mail; a result
+    has a source.
     """
 
     number: int
@@ -180,6 +181,7 @@ class Mail:
     source: str | None = None
     event_id: str | None = None
     sealed: str = ""
+    gone: str = ""
 
     def read(self) -> dict[str, Json]:
         """Its data. Raises MalformedJson when that is not strict JSON, or not an object."""

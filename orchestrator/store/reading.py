@@ -11,8 +11,11 @@ from typing import Any, Final, LiteralString, cast
 from psycopg.rows import class_row
 
 from contracts.codec import SEALED, PayloadKeyMissing, PayloadUnreadable
+from contracts.objects import OBJECTS, referred
 from orchestrator.core.redaction import Line, Redaction
 from orchestrator.core.upcast import SCHEMA, lifted
+from orchestrator.objects import large
+from orchestrator.objects.large import NAMED
 from orchestrator.store import executions
 from orchestrator.store.attributes import Condition, clauses
 from orchestrator.store.database import Connection
@@ -154,7 +157,28 @@ async def facts(conn: Connection, execution_id: str, *, tenant: int) -> list[Fac
     async with conn.cursor(row_factory=class_row(FactRow)) as cursor:
         await cursor.execute(FACTS, {"tenant": tenant, "execution": execution_id})
         found = [opened(tenant, execution_id, fact) for fact in await cursor.fetchall()]
-        return [fact if fact.schema == SCHEMA else as_now(fact) for fact in found]
+        return [referring(fact if fact.schema == SCHEMA else as_now(fact)) for fact in found]
+
+
+def referring(fact: FactRow) -> FactRow:
+    """`fact` with a reference where a part is in the payload store; as it is, where that names nothing."""
+    if fact.payload is None or NAMED not in fact.payload:
+        return fact
+    try:
+        return replace(fact, payload=json.dumps(referred(said_in(fact)), ensure_ascii=False))
+    except ValueError:
+        return fact
+
+
+async def whole(fact: FactRow, *, tenant: int) -> FactRow:
+    """`fact` with the parts that are in the payload store.
+
+    Raises ObjectGone, StoreAway, PayloadKeyMissing, PayloadUnreadable.
+    """
+    said = said_in(fact)
+    if OBJECTS not in said or SEALED in said:
+        return fact
+    return replace(fact, payload=json.dumps(await large.whole(tenant, said), ensure_ascii=False))
 
 
 def opened(tenant: int, execution: str, fact: FactRow) -> FactRow:

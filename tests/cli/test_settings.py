@@ -68,6 +68,7 @@ def test_each_name_has_a_file_twin(name: str, tmp_path: Path) -> None:
         "WAYPOST_LISTEN_URL": DSN,
         "WAYPOST_SECRET_KEY": KEY,
         "WAYPOST_PAYLOAD_KEYS": f"new:{KEY}",
+        "WAYPOST_PAYLOAD_STORE": "file:///var/lib/waypost",
         "WAYPOST_CHANGED_FLOWS": "accept",
         "WAYPOST_LEASE": "7s",
         "WAYPOST_TRACE_SEGMENT_GAP": "15m",
@@ -93,6 +94,7 @@ def test_all_faults_are_told_at_once_and_by_name() -> None:
                 "WAYPOST_SOURCE": "not a uri",
                 "WAYPOST_FLOWS": "shop/flows.py",
                 "WAYPOST_RECEIVER_URL": "ftp://in.example",
+                "WAYPOST_PAYLOAD_STORE": "file://there/../waypost",
                 "WAYPOST_API_ADDR_FILE": "/nowhere",
             }
         )
@@ -105,6 +107,7 @@ def test_all_faults_are_told_at_once_and_by_name() -> None:
         "WAYPOST_SOURCE",
         "WAYPOST_FLOWS",
         "WAYPOST_RECEIVER_URL",
+        "WAYPOST_PAYLOAD_STORE",
         "WAYPOST_API_ADDR",
     }
     assert all("expected" in problem for problem in found.value.problems)
