@@ -18,18 +18,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from contracts import strict_json
 from contracts.envelope import (
     ABSENT,
-    CORE,
     RESERVED,
     WORD,
     Absent,
     Envelope,
-    Extension,
-    encode_structured,
     media_type,
     problems_of,
 )
@@ -70,39 +67,6 @@ def decode_binary(headers: Iterable[tuple[str, str]], body: bytes) -> Envelope:
     )
 
 
-def encode_binary(envelope: Envelope) -> tuple[list[tuple[str, str]], bytes]:
-    """Headers and body of `envelope`, the same for equal ones. Raises MalformedEvent, NotEncodable.
-
-    In this mode extensions are strings: what was `true` or 7 is read as its text. JSON without a type gets one, since
-    an HTTP client would make up another.
-    """
-    encode_structured(envelope)  # what could not be sent in the other mode is none in this one
-    headers = [("ce-specversion", "1.0")]
-    names = [name for name in CORE if name != "datacontenttype"]
-    headers += [
-        (PREFIX + name, encoded(value)) for name in names if (value := getattr(envelope, name)) is not None
-    ]
-    headers += [(PREFIX + name, encoded(canonical(value))) for name, value in envelope.extensions.items()]
-    kind = envelope.datacontenttype
-    if isinstance(envelope.data, bytes):
-        body = envelope.data
-    elif envelope.data is ABSENT:
-        body = b""
-    else:
-        kind = kind or "application/json"
-        body = strict_json.encode(envelope.data, what="data").encode()
-    return [*headers, *([("content-type", kind)] if kind else [])], body
-
-
-def canonical(value: Extension) -> str:
-    return value if isinstance(value, str) else str(value).lower()
-
-
-def encoded(value: str) -> str:
-    """HTTP protocol binding 1.0.2, section 3.1.3.2: all but visible ASCII, and also the quote and the percent sign."""
-    return quote(value, safe=VISIBLE_SAFE)
-
-
 def attributes_in(headers: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
     """The attributes by name; and of those whose header is none, what was expected and found."""
     said: defaultdict[str, list[str]] = defaultdict(list)
@@ -137,7 +101,6 @@ def value_of(header: str, values: Sequence[str]) -> str:
     return values[0] if header == "content-type" else decoded(values[0])
 
 
-VISIBLE_SAFE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 VISIBLE: Final = re.compile(r"[ !#-~]*")
 QUOTED: Final = re.compile(r'"(?:[ !#-\[\]-~]|\\[ -~])*"')
 ESCAPED: Final = re.compile(r"\\(.)")

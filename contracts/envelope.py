@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -90,11 +90,6 @@ def encode_structured(envelope: Envelope) -> bytes:
         raise MalformedEvent([*foreign, *problems_of(members, envelope.extensions)])
     check(members, envelope.extensions)
     return strict_json.encode(members, what="event").encode()
-
-
-def encode_batch(envelopes: Iterable[Envelope]) -> bytes:
-    """The bytes of several events, the same for equal ones. Raises MalformedEvent, NotEncodable."""
-    return b"[" + b",".join(encode_structured(envelope) for envelope in envelopes) + b"]"
 
 
 def foreign_extensions(extensions: Mapping[str, Extension]) -> Iterator[str]:

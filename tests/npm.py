@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-PACKAGES: Final = ("cloudevents@10.0.0", "standardwebhooks@1.0.0")
+PACKAGES: Final = ("cloudevents@10.0.0", "standardwebhooks@1.0.0", "svix@2.5.0")
 INSTALL_SECONDS: Final = 90
 
 

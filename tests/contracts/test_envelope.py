@@ -14,13 +14,14 @@ from contracts.envelope import (
     ABSENT,
     RESERVED,
     Envelope,
+    decode_batch,
     decode_structured,
     encode_structured,
     is_usual,
     media_type,
     problems_of,
 )
-from contracts.errors import MalformedEvent, MalformedJson, NotEncodable
+from contracts.errors import LimitExceeded, MalformedEvent, MalformedJson, NotEncodable
 from contracts.limits import ATTRIBUTE_BYTES_MAX, EXTENSIONS_MAX, IDENTITY_BYTES_MAX, KEY_BYTES_MAX
 from tests.contracts.conformance import events
 
@@ -80,6 +81,27 @@ def test_an_invalid_event_of_the_conformance_suite_is_refused(event: dict[str, A
 @given(envelopes)
 def test_an_event_survives_the_wire(envelope: Envelope) -> None:
     assert decode_structured(encode_structured(envelope)) == envelope
+
+
+def batch(envelopes: list[Envelope]) -> bytes:
+    return b"[" + b", ".join(map(encode_structured, envelopes)) + b"]"
+
+
+@given(st.lists(envelopes, max_size=4))
+def test_events_survive_the_wire_as_a_batch_each_with_its_bytes(envelopes: list[Envelope]) -> None:
+    """The published SDK takes no batches, so it says nothing about them."""
+    read = decode_batch(batch(envelopes), events_max=4)
+
+    assert read == envelopes
+    assert batch(read) == batch(envelopes)
+
+
+def test_a_batch_has_no_more_events_than_it_may() -> None:
+    event = Envelope(id="1", source="/orders", type="order.placed")
+
+    assert decode_batch(batch([event] * 4), events_max=4) == [event] * 4
+    with pytest.raises(LimitExceeded, match="events of a batch"):
+        decode_batch(batch([event] * 5), events_max=4)
 
 
 odd = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none(), max_size=1) | st.just("x" * 700)

@@ -1,4 +1,4 @@
-"""The packages of npm, other implementations in another language, against ours: `standardwebhooks`, `cloudevents`."""
+"""Packages of npm, others' work in another language, against ours: `standardwebhooks`, `svix`, `cloudevents`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from typing import Final
 import pytest
 
 from contracts.binary import decode_binary
-from contracts.errors import MalformedEvent
+from contracts.errors import BadSignature, MalformedEvent
 from contracts.signature import Secret, sign, verify
+from receiver.authenticity import Verifier
+from receiver.schemes import policy_of
 from tests.contracts.test_binary import canonical
 from tests.npm import node_modules
 
 SECRET: Final = Secret.of(bytes(range(32)))
+VERIFIER: Final = Verifier(policy_of("svix", {}).signature, [SECRET])
 ID: Final = "msg_2b6f8f"
 BODY: Final = '{"order":"order-1042","name":"Zoë €"}'
 
 SCRIPT: Final = """
-const { Webhook } = require("standardwebhooks");
-const input = JSON.parse(require("fs").readFileSync(0, "utf8"));
+import { readFileSync } from "node:fs";
+const input = JSON.parse(readFileSync(0, "utf8"));
+const { Webhook } = await import(input.package);
 const webhook = new Webhook(input.secret);
 const at = new Date(input.timestamp * 1000);
 let verified = true;
@@ -43,15 +47,19 @@ console.log(JSON.stringify({ verified, signature: webhook.sign(input.id, at, inp
 def node(tmp_path: Path) -> Path:
     """A folder where the package can be used."""
     (tmp_path / "node_modules").symlink_to(node_modules())
-    (tmp_path / "exchange.js").write_text(SCRIPT)
+    (tmp_path / "exchange.mjs").write_text(SCRIPT)
     return tmp_path
 
 
-def exchange(node: Path, signature: str, timestamp: int) -> dict[str, object]:
+PACKAGES: Final = ("standardwebhooks", "svix")
+
+
+def exchange(node: Path, package: str, signature: str, timestamp: int) -> dict[str, object]:
     """What the package says of our signature, and what it signs itself."""
-    message = {"secret": SECRET.text, "id": ID, "timestamp": timestamp, "body": BODY, "signature": signature}
+    message = {"package": package, "secret": SECRET.text, "id": ID, "body": BODY}
+    message |= {"timestamp": timestamp, "signature": signature}
     done = subprocess.run(
-        ["node", "exchange.js"],
+        ["node", "exchange.mjs"],
         cwd=node,
         input=json.dumps(message),
         capture_output=True,
@@ -62,13 +70,14 @@ def exchange(node: Path, signature: str, timestamp: int) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_the_npm_package_verifies_ours_and_we_verify_its(node: Path) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_npm_package_verifies_ours_and_we_verify_its(node: Path, package: str) -> None:
     now = int(time.time())
     ours = sign(
         [Secret.of(b"another secret, in rotation"), SECRET], message_id=ID, timestamp=now, body=BODY.encode()
     )
 
-    theirs = exchange(node, ours, now)
+    theirs = exchange(node, package, ours, now)
 
     assert theirs["verified"] is True
     verify(
@@ -79,13 +88,25 @@ def test_the_npm_package_verifies_ours_and_we_verify_its(node: Path) -> None:
         body=BODY.encode(),
         now=now,
     )
+    for names in ("webhook", "svix"):
+        proof = VERIFIER.proof(
+            {
+                f"{names}-id": ID,
+                f"{names}-timestamp": str(now),
+                f"{names}-signature": str(theirs["signature"]),
+            }
+        )
+        VERIFIER.verify(proof, BODY.encode(), now=now)
+        with pytest.raises(BadSignature, match="mismatch"):
+            VERIFIER.verify(proof, BODY.encode() + b" ", now=now)
 
 
-def test_the_npm_package_refuses_what_we_did_not_sign(node: Path) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_npm_package_refuses_what_we_did_not_sign(node: Path, package: str) -> None:
     now = int(time.time())
     forged = sign([Secret.of(b"a secret of somebody else")], message_id=ID, timestamp=now, body=BODY.encode())
 
-    assert exchange(node, forged, now)["verified"] is False
+    assert exchange(node, package, forged, now)["verified"] is False
 
 
 BINARY: Final = """

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
+import stripe
 
 from contracts.envelope import decode_structured
 from contracts.limits import EVENT_BYTES_MAX
@@ -207,6 +208,31 @@ async def test_a_signature_is_over_the_bytes_and_not_over_what_they_mean(world: 
     row = await one(world.conn, ROW)
     assert row[:5] == (*EVENTS["github"], BODIES["github"])
     assert decode_structured(row[5]).data == form
+
+
+def stripe_signs(body: str, key: str) -> str:
+    return stripe.WebhookSignature.generate_signature_header(body, key, NOW)  # pyright: ignore[reportUnknownMemberType]  # theirs is untyped in part
+
+
+def stripe_verifies(body: str, header: str, key: str) -> None:
+    stripe.WebhookSignature.verify_header(body, header, key)  # pyright: ignore[reportUnknownMemberType]  # as above
+
+
+async def test_what_stripe_s_own_library_signs_is_taken_and_what_is_signed_as_we_read_it_it_verifies(
+    world: World,
+) -> None:
+    body = json.dumps({**BODIES["stripe"], "name": "Zoë €"}, ensure_ascii=False, indent=2)
+    theirs = stripe_signs(body, KEY)
+
+    answer = await world.send(sent("stripe", body.encode(), more={"stripe-signature": theirs}))
+    changed = await world.refused(sent("stripe", body.encode() + b" ", more={"stripe-signature": theirs}))
+
+    assert (answer.status, changed.status) == (202, 401)
+    assert (await one(world.conn, ROW))[:4] == EVENTS["stripe"]
+    ours = headers_of("stripe", body.encode())["stripe-signature"]
+    stripe_verifies(body, ours, KEY)
+    with pytest.raises(stripe.SignatureVerificationError):
+        stripe_verifies(body + " ", ours, KEY)
 
 
 async def test_one_byte_above_the_limit_is_413_and_never_cut(world: World) -> None:
