@@ -33,6 +33,7 @@ LEASE_MIN: Final = timedelta(seconds=1)
 LEASE_MAX: Final = timedelta(minutes=10)
 HEALTH_PORTS: Final = ("worker", "relay", "receiver", "tasks")
 """Who takes the first health port, the next and those after, so that all can run on one machine."""
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 SEGMENT_GAP_MIN: Final = timedelta(seconds=1)
 ROLE_BYTES_MAX: Final = 63  # of a name in PostgreSQL
 FILE_BYTES_MAX: Final = 64 * 1024  # of a <NAME>_FILE
@@ -169,9 +170,18 @@ def payload_keys_of(text: str) -> SecretStr:
 
 
 def payload_store_of(text: str) -> str:
-    folder = Path(unquote(urlsplit(text).path)) if text.startswith("file:///") else None
-    if folder is None or not folder.name or ".." in folder.parts or urlsplit(text).query:
-        raise ValueError(f"expected file:///FOLDER, found {shown(text)}")
+    """`file:///FOLDER` or `s3://BUCKET/PREFIX`. What is neither is not repeated: a secret may stand in it."""
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        found = urlsplit("")
+    path = unquote(found.path)
+    if found.scheme == "file":
+        fits = not found.netloc and path not in ("", "/")
+    else:
+        fits = found.scheme == "s3" and BUCKET.fullmatch(found.netloc) is not None
+    if not fits or found.query or found.fragment or ".." in path.split("/") or not path.isprintable():
+        raise ValueError("expected file:///FOLDER or s3://BUCKET/PREFIX, found something else")
     return text
 
 
@@ -298,12 +308,21 @@ class Settings(BaseModel):
         return codec.Codec(codec.keys_of(self.payload_keys.get_secret_value()), os.urandom)
 
     def objects(self) -> ObjectStore | None:
-        """None: there is no payload store."""
-        return (
-            None
-            if self.payload_store is None
-            else FileStore(Path(unquote(urlsplit(self.payload_store).path)))
-        )
+        """None: there is no payload store. Raises SettingsInvalid when what it needs is not installed."""
+        if self.payload_store is None:
+            return None
+        found = urlsplit(self.payload_store)
+        path = unquote(found.path)
+        if found.scheme == "file":
+            return FileStore(Path(path))
+        try:
+            from orchestrator.objects.buckets import BucketStore  # noqa: PLC0415  # an extra
+        except ImportError:
+            missing = (
+                "WAYPOST_PAYLOAD_STORE: expected waypost[s3] to be installed for s3://, found it missing"
+            )
+            raise SettingsInvalid([missing]) from None
+        return BucketStore(found.netloc, path.strip("/"))
 
     def vault(self) -> Vault:
         """Raises SettingsInvalid when there is no key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
@@ -126,7 +127,46 @@ def test_a_value_here_and_in_a_file_is_a_fault(tmp_path: Path) -> None:
         Settings.from_environment({"WAYPOST_LEASE": "2s", "WAYPOST_LEASE_FILE": str(tmp_path / "lease")})
 
 
-@pytest.mark.parametrize("name", ["WAYPOST_DATABASE_URL", "WAYPOST_SECRET_KEY", "WAYPOST_PAYLOAD_KEYS"])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("file:///var/lib/way%20post", "file:///var/lib/way%20post"),
+        ("s3://bucket", "s3://bucket/"),
+        ("s3://my.bucket/of/waypost/", "s3://my.bucket/of/waypost"),
+    ],
+)
+def test_a_payload_store_is_a_folder_or_a_bucket(
+    text: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    store = Settings.from_environment({"WAYPOST_PAYLOAD_STORE": text}).objects()
+    assert store is not None
+    assert store.name == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["file://host/a", "file:///", "file:///a/../b", "file:///a/%2e%2e/b", "s3://B", "s3://hunter2:key@bucket/a",
+     "s3://bucket/a?hunter2", "/var/lib", "http://[", "s3://bucket/a%0ab"],
+)  # fmt: skip
+def test_what_is_no_payload_store_is_a_fault(text: str) -> None:
+    with pytest.raises(
+        SettingsInvalid, match="WAYPOST_PAYLOAD_STORE: expected file:///FOLDER or s3:"
+    ) as found:
+        Settings.from_environment({"WAYPOST_PAYLOAD_STORE": text})
+    assert "hunter2" not in str(found.value)
+
+
+def test_a_bucket_without_its_extra_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orchestrator.objects.buckets", None)
+    with pytest.raises(SettingsInvalid, match=r"expected waypost\[s3\] to be installed"):
+        Settings.from_environment({"WAYPOST_PAYLOAD_STORE": "s3://bucket/a"}).objects()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WAYPOST_DATABASE_URL", "WAYPOST_SECRET_KEY", "WAYPOST_PAYLOAD_KEYS", "WAYPOST_PAYLOAD_STORE"],
+)
 def test_a_fault_never_repeats_a_secret(name: str) -> None:
     with pytest.raises(SettingsInvalid) as found:
         Settings.from_environment({name: "hunter2"})
