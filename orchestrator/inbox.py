@@ -86,7 +86,7 @@ async def explain(
     )
     over = item.shelf_until is not None and item.shelf_until <= now
     head = (
-        f"Nobody waited for it until {item.shelf_until:%Y-%m-%d %H:%M} UTC; it is offered no more."
+        f"Nobody waited for it until {item.shelf_until:%Y-%m-%d %H:%M} UTC; it is offered no more, but by redrive."
         if over and item.shelf_until
         else "Nobody has waited for it yet; it is kept for who will."
     )
@@ -135,19 +135,17 @@ def differs(item: Received, near: Near) -> str:
 async def redrive(
     conn: Connection, vault: Vault, name: str, *, by: str, now: datetime | None = None, tenant: int = TENANT
 ) -> Became:
-    """Let in what was kept apart, by the settings and contracts of now, and as if it had just come.
+    """Let in what was kept apart, by the settings and contracts of now, and as if it had just come; offer an orphaned
+    event again.
 
     Its row is locked before all that `post_mail` locks; nobody who holds any of that waits for it.
 
     What is too old is let in all the same: that is what a person decides. Raises UnknownItem; StillApart with the
     reason that it has now.
     """
-    if not name.startswith("q"):
-        await find(conn, name, tenant=tenant)
-        raise StillApart(
-            f"{name}: expected what was kept apart (q…), found mail, which nobody keeps from anyone"
-        )
-    await find(conn, name, tenant=tenant)
+    found = await find(conn, name, tenant=tenant)
+    if isinstance(found, Received):
+        return await offer(conn, found, now=now or datetime.now(UTC), tenant=tenant)
     number = int(name[1:])
     fault: tuple[str, str] | None = None
     async with conn.transaction():
@@ -178,6 +176,16 @@ async def redrive(
                 )
         await store.blame(conn, number, reason=fault[0], detail=fault[1], tenant=tenant)
     raise StillApart(f"{name} stays where it is, {fault[0]}: {'; '.join(fault[1].splitlines())}")
+
+
+async def offer(conn: Connection, event: Received, *, now: datetime, tenant: int) -> Became:
+    async with conn.transaction():
+        if await store.offer_again(conn, event, now=now, tenant=tenant):
+            return "stored"
+    raise StillApart(
+        f"{event.inbox_id}: expected what was kept apart (q…) or an orphaned event, found mail, which nobody keeps"
+        " from anyone"
+    )
 
 
 async def add_contract(

@@ -14,6 +14,7 @@ from orchestrator.store import executions, payloads
 from orchestrator.store.commits import journal_place
 from orchestrator.store.database import Connection
 from orchestrator.store.payloads import Row, Table
+from receiver.quarantine import quarantine_place
 
 BOX: Final = PREFIX.decode().removeprefix("{")
 DOCUMENTS: Final[dict[Table, int]] = {"journal": 5, "inbox": 6}
@@ -79,7 +80,7 @@ def is_sealed(row: dict[str, Any]) -> bool:
 def key_of(table: Table, row: Row) -> str:
     """The key of a row as text, to go on behind it."""
     match table:
-        case "inbox":
+        case "inbox" | "quarantine":
             return str(row[1])
         case "outbox":
             return f"{row[0]} {row[1]}"
@@ -130,9 +131,16 @@ def response(_: Codec, row: Row) -> dict[str, Any]:
     return {"tenant": tenant, "one": identity, "number": attempt, "body": sealed}
 
 
+def apart(_: Codec, row: Row) -> dict[str, Any]:
+    tenant, number, sender, digest, body = row
+    where = quarantine_place(tenant, sender, digest)
+    return {"number": number, "body": body_at_rest(open_body(body, where), where)}
+
+
 SEAL: Final[dict[Table, Callable[[Codec, Row], dict[str, Any]]]] = {
     "journal": fact,
     "outbox": message,
     "inbox": mail,
     "delivery": response,
+    "quarantine": apart,
 }

@@ -145,6 +145,33 @@ async def post(
     return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
 
 
+KNOWN: Final[LiteralString] = """
+    select i.answer
+      from unnest(%(tenants)b::int[], %(senders)b::text[], %(sources)b::text[], %(events)b::text[],
+                  %(digests)b::bytea[]) with ordinality as t(tenant_id, sender, source, event_id, digest, ord)
+      join waypost.inbox i
+        on i.tenant_id = t.tenant_id
+       and i.sender = t.sender
+       and i.source = t.source
+       and i.event_id = t.event_id
+       and i.digest = t.digest
+     order by t.ord
+"""
+
+
+async def known(conn: Connection, items: Sequence[MailItem]) -> list[Answer] | None:
+    """What the first senders of `items` were told, when all of them are stored as they are; else None."""
+    parameters: dict[str, object] = {
+        "tenants": [item.tenant for item in items],
+        "senders": [item.sender for item in items],
+        "sources": [item.source for item in items],
+        "events": [item.event_id for item in items],
+        "digests": [item.digest for item in items],
+    }
+    rows = await (await conn.execute(KNOWN, parameters)).fetchall()
+    return [row[0] for row in rows] if len(rows) == len(items) else None
+
+
 def place_of(item: MailItem) -> str:
     return mail_place(item.tenant, item.sender, item.source, item.event_id)
 

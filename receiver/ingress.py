@@ -19,7 +19,15 @@ from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
 from contracts.envelope import STRUCTURED, Envelope, decode_batch, encode_structured
-from contracts.errors import BadSignature, LimitExceeded, WaypostError, shown
+from contracts.errors import (
+    BadSignature,
+    LimitExceeded,
+    MalformedEvent,
+    MalformedJson,
+    NotAllowed,
+    WaypostError,
+    shown,
+)
 from contracts.limits import RECEIVE_EVENTS_MAX
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
@@ -33,6 +41,7 @@ from receiver.listener import listen
 from receiver.mapping import Unmapped
 from receiver.quarantine import Kept, Reason, fault_of, headers_for, keep, told
 from receiver.rates import Rates, TooMany
+from receiver.recall import recalled
 from receiver.requests import (
     Refusal,
     answer_to_challenge,
@@ -55,6 +64,8 @@ from receiver.settings import ReceiverSettings
 
 PATIENCE: Final = 60
 """Seconds after which a sender that is switched off may ask again."""
+RECALLS_MAX: Final = 4
+"""Requests with an old signature that one receiver looks up at once."""
 
 
 class Receiver:
@@ -83,7 +94,7 @@ class Receiver:
         )
         self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint, traced=traced)
         self.rates = Rates(time.monotonic)
-        self.at_work = 0
+        self.at_work = self.recalling = 0
         self.idle = asyncio.Event()
         self.draining = False
         self.listening = False
@@ -154,10 +165,35 @@ class Receiver:
         sender = await self.senders.get(name)
         if request.method == "OPTIONS":
             return self._consent(request, sender)
-        body, proof = await self._authentic(request, sender)
+        body, proof, stale = await self._authentic(request, sender)
         assert sender is not None, "a request of nobody is not authentic"
+        if stale is not None:
+            return await self._recall(request, sender, proof, body, stale)
         with self.rates.taking(sender):
             return await self._take(request, sender, proof, body, asked_at)
+
+    async def _recall(
+        self, request: web.BaseRequest, sender: Sender, proof: Proof, body: bytes, stale: BadSignature
+    ) -> web.StreamResponse:
+        """Acknowledge again what was signed too long ago and is durable since: a late retry under its first signature.
+
+        Raises `stale` for all else. It does not count for the sender's rate, since whoever has seen a request can post
+        it again for ever; instead a receiver looks up few at once.
+        """
+        if self.recalling >= RECALLS_MAX:
+            raise TooMany(1)
+        self.recalling += 1
+        try:
+            async with self.senders.pool.connection(CONNECTION_SECONDS) as conn:
+                told = await recalled(conn, request.headers, sender, signed_name(sender, proof, body), body)
+        except (MalformedEvent, MalformedJson, NotAllowed, LimitExceeded, Refusal):
+            raise stale from None
+        finally:
+            self.recalling -= 1
+        if told is None:
+            raise stale
+        self.observer.saw("event.duplicate", tenant=sender.tenant_id, sender=sender.name)
+        return told
 
     async def _take(
         self, request: web.BaseRequest, sender: Sender, proof: Proof, body: bytes, asked_at: float
@@ -233,8 +269,13 @@ class Receiver:
             self.observer.saw(f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name)
         return posted
 
-    async def _authentic(self, request: web.BaseRequest, sender: Sender | None) -> tuple[bytes, Proof]:
-        """The body, decoded, and the proof that `sender` made it now. One that is not there costs the same work."""
+    async def _authentic(
+        self, request: web.BaseRequest, sender: Sender | None
+    ) -> tuple[bytes, Proof, BadSignature | None]:
+        """The body, decoded, and the proof that `sender` made it; and that it was too long ago, if it was.
+
+        A sender that is not there costs the same work.
+        """
         stands = NOBODY if sender is None else sender
         if stands.unreadable and not stands.secrets:
             raise unavailable("sender-unreadable")
@@ -249,11 +290,11 @@ class Receiver:
             refused = error
         if sender is None:
             raise Refusal(404, "unknown-sender")
-        if refused is not None or not sender.secrets:
+        if not sender.secrets or (refused is not None and refused.reason != "stale"):
             raise refused or BadSignature("mismatch")
         if sender.state != "enabled":
             raise Refusal(410, "retired") if sender.state == "retired" else unavailable("disabled", PATIENCE)
-        return unpacked(request, body, self.settings), proof
+        return unpacked(request, body, self.settings), proof, refused
 
     def _consent(self, request: web.BaseRequest, sender: Sender | None) -> web.Response:
         """The answer to whoever asks whether it may post."""

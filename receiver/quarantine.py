@@ -146,6 +146,21 @@ async def keep(conn: Connection, kept: Kept) -> bool:
     return row[0] == 1
 
 
+KEPT: Final[LiteralString] = """
+    select true
+      from waypost.quarantine q
+     where q.tenant_id = %(tenant)s::int
+       and q.sender = %(sender)s::text
+       and q.digest = %(digest)s::bytea
+"""
+
+
+async def is_kept(conn: Connection, kept: Kept) -> bool:
+    """Whether it is kept apart already, or was let in since."""
+    parameters = {"tenant": kept.sender.tenant_id, "sender": kept.sender.name, "digest": kept.digest}
+    return await (await conn.execute(KEPT, parameters)).fetchone() is not None
+
+
 def as_headers(stored: Mapping[str, str]) -> CIMultiDict[str]:
     """Headers as they were kept, to be read as those of a request are."""
     return CIMultiDict(stored)

@@ -97,7 +97,8 @@ def redriven(args: Namespace, became: Became) -> int:
     if args.output == "json":
         say(as_json({"id": args.id, "became": became}))
     else:
-        note(f"{args.id} {'is let in.' if became == 'stored' else 'was in already.'}")
+        let_in = "is let in." if args.id.startswith("q") else "is offered for a week more."
+        note(f"{args.id} {let_in if became == 'stored' else 'was in already.'}")
     return Exit.OK
 
 

@@ -218,6 +218,66 @@ async def read_received(conn: Connection, number: int, *, tenant: int) -> Receiv
     )
 
 
+LOCK_ORPHAN: Final[LiteralString] = """
+    select waypost.lock_keys(array[%(tenant)s::int], array[%(type)s::text], array[%(key)s::text])
+"""
+
+SHELVE: Final[LiteralString] = """
+    update waypost.inbox
+       set shelf_until = %(now)s::timestamptz + interval '7 days'
+     where tenant_id = %(tenant)s::int
+       and inbox_id = %(id)s::bigint
+       and kind = 'event'
+       and not taken
+       and shelf_until <= %(now)s::timestamptz
+"""
+
+WAITING: Final[LiteralString] = """
+    select coalesce(array_agg(w.execution_id order by w.wait_id), '{}'),
+           coalesce(array_agg(w.path order by w.wait_id), '{}')
+      from waypost.wait w
+     where w.tenant_id = %(tenant)s::int
+       and w.type = %(type)s::text
+       and w.key = %(key)s::text
+       and w.inbox_id is null
+"""
+
+LOCK_WAITING: Final[LiteralString] = """
+    select waypost.lock_rows(array_fill(%(tenant)s::int, array[cardinality(%(executions)s::uuid[])]),
+                             %(executions)s::uuid[])
+"""
+
+OFFER: Final[LiteralString] = """
+    select waypost.match_waits(array_fill(%(tenant)s::int, array[cardinality(%(executions)s::uuid[])]),
+                               %(executions)s::uuid[], %(paths)s::text[], %(now)s::timestamptz)
+"""
+
+
+async def offer_again(conn: Connection, event: Received, *, now: datetime, tenant: int) -> bool:
+    """Offer an orphaned event for a week more, to who waits and to who will; whether it was orphaned still.
+
+    The key is locked before all rows, and the executions that wait by their own order, as mail does. What it would have
+    started when it came it starts no more.
+    """
+    named: dict[str, Any] = {
+        "tenant": tenant,
+        "id": event.inbox_id,
+        "type": event.type,
+        "key": event.key,
+        "now": now,
+    }
+    await conn.execute(LOCK_ORPHAN, named)
+    if (await conn.execute(SHELVE, named)).rowcount == 0:
+        return False
+    waiting = await (await conn.execute(WAITING, named)).fetchone()
+    assert waiting is not None, "an aggregate has a row"
+    if waiting[0]:
+        named |= {"executions": waiting[0], "paths": waiting[1]}
+        await conn.execute(LOCK_WAITING, named)
+        await conn.execute(OFFER, named)
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Near:
     """A wait that an event nearly met."""

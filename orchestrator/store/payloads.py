@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 
 from orchestrator.store.database import Connection
 
-Table: TypeAlias = Literal["journal", "outbox", "inbox", "delivery"]
+Table: TypeAlias = Literal["journal", "outbox", "inbox", "delivery", "quarantine"]
 Row: TypeAlias = tuple[Any, ...]
 
 PAGE_MAX: Final = 200
@@ -133,11 +133,35 @@ WRITE_DELIVERY: Final[LiteralString] = """
        and attempt = %(number)s::int
 """
 
+QUARANTINE_TODO: Final[LiteralString] = """
+       position(%(begins)s::bytea in body) is distinct from 1
+"""
+COUNT_QUARANTINE: Final[LiteralString] = "select count(*) from waypost.quarantine where " + QUARANTINE_TODO  # noqa: S608  # constants of this file
+PAGE_QUARANTINE: Final[LiteralString] = (
+    """
+    select tenant_id, quarantine_id, sender, digest, body
+      from waypost.quarantine
+     where (%(after)s::text is null or quarantine_id > %(after)s::text::bigint)
+       and """  # noqa: S608  # constants of this file
+    + QUARANTINE_TODO
+    + """
+     order by quarantine_id
+     limit %(limit)s
+       for no key update
+"""
+)
+WRITE_QUARANTINE: Final[LiteralString] = """
+    update waypost.quarantine
+       set body = %(body)s
+     where quarantine_id = %(number)s::bigint
+"""
+
 TABLES: Final[dict[Table, Statements]] = {
     "journal": Statements(COUNT_JOURNAL, PAGE_JOURNAL, WRITE_JOURNAL),
     "outbox": Statements(COUNT_OUTBOX, PAGE_OUTBOX, WRITE_OUTBOX),
     "inbox": Statements(COUNT_INBOX, PAGE_INBOX, WRITE_INBOX),
     "delivery": Statements(COUNT_DELIVERY, PAGE_DELIVERY, WRITE_DELIVERY),
+    "quarantine": Statements(COUNT_QUARANTINE, PAGE_QUARANTINE, WRITE_QUARANTINE),
 }
 
 

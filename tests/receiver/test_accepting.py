@@ -4,10 +4,13 @@ import asyncio
 import json
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 import pytest
 
 from contracts.signature import Secret
+from orchestrator.registry import set_sender
+from receiver.ingress import RECALLS_MAX
 from tests.receiver.world import (
     NOON,
     NOW,
@@ -20,6 +23,7 @@ from tests.receiver.world import (
     add_wait,
     dump,
     event,
+    in_headers,
     one,
     reply,
     request,
@@ -330,3 +334,75 @@ async def test_one_connection_carries_many_requests(world: World) -> None:
     )
 
     assert answer.raw.count(b"HTTP/1.1 202") == 3
+
+
+# ---- a late retry under its first signature ------------------------------------------------------------------------
+
+OLD: Final = NOW - 900
+
+
+async def stored_before(world: World, sent: bytes) -> None:
+    """Store what `sent` says while its signature was new."""
+    world.receiver.clock = lambda: OLD
+    assert (await world.send(sent)).status == 202
+    world.receiver.clock = lambda: NOW
+
+
+@pytest.mark.parametrize("kind", ["event", "binary", "batch", "apart"])
+async def test_a_late_retry_with_an_old_signature_is_acknowledged_when_it_is_stored(
+    world: World, kind: str
+) -> None:
+    # Coolhand-Labs/coolhand-ruby 123, and providers that sign once and repeat that for hours.
+    await set_sender(world.conn, "payments", binary_mode=True)
+    plain = event(expirytime="2026-01-01T00:00:00Z") if kind == "apart" else event()
+    sent = {
+        "binary": in_headers(plain, at=OLD),
+        "batch": request(
+            json.dumps([plain, event()]).encode(),
+            at=OLD,
+            replace={"content-type": "application/cloudevents-batch+json"},
+        ),
+    }.get(kind, request(plain, at=OLD))
+    await stored_before(world, sent)
+    before = await dump(world.conn)
+
+    answer = await world.send(sent)
+
+    assert (answer.status, answer.headers["x-inbox"]) == (202, "duplicate")
+    assert await dump(world.conn) == before
+    assert world.moments.count("request.refused") == 0
+
+
+async def test_an_old_signature_proves_nothing_that_is_not_stored_as_it_is(world: World) -> None:
+    await set_sender(world.conn, "payments", binary_mode=True)
+    said = event(id="1")
+    await stored_before(world, request(said, at=OLD))
+    await stored_before(world, in_headers(event(id="2"), at=OLD))
+    batch = {"content-type": "application/cloudevents-batch+json"}
+
+    for hostile in (
+        request({**said, "id": "hostile"}, at=OLD),
+        request({**said, "data": "hostile"}, at=OLD),
+        in_headers(event(id="hostile"), at=OLD),
+        request(json.dumps([said, event(id="hostile")]).encode(), at=OLD, replace=batch),
+        request(b"[]", at=OLD, replace=batch),
+        request(b"hostile", at=OLD),
+        request({"id": "hostile"}, at=OLD),
+        request(said, at=OLD, secret=OTHER),
+        request(said, at=NOW + 301),
+    ):
+        assert (await world.refused(hostile)).status == 401
+
+
+async def test_few_old_signatures_are_looked_up_at_once_and_nobody_s_rate_pays_for_it(world: World) -> None:
+    await set_sender(world.conn, "payments", settings={"rate": 0.01, "burst": 2})
+    sent = request(event(), at=OLD)
+    await stored_before(world, sent)
+
+    answers = [(await world.send(sent)).status for _ in range(5)]
+    world.receiver.recalling = RECALLS_MAX
+    busy = await world.send(sent)
+
+    assert answers == [202] * 5
+    assert (busy.status, busy.headers["retry-after"]) == (429, "1")
+    assert (await world.post(event())).status == 202

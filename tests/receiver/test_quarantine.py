@@ -14,6 +14,7 @@ from contracts.envelope import decode_structured
 from orchestrator import inbox
 from orchestrator.inbox import Received, StillApart, UnknownItem
 from orchestrator.registry import set_sender
+from orchestrator.rekey import rekey
 from orchestrator.store import inbox as store
 from tests.receiver.test_batches import batch
 from tests.receiver.world import NOON, VAULT, World, add_command, add_wait, event, in_headers, one, reply
@@ -176,6 +177,31 @@ async def test_where_payloads_are_sealed_it_lies_sealed_and_is_shown_and_let_in_
     assert (item.data, json.loads(item.body or b"")) == (sent["data"], sent)
 
 
+def nothing(table: str, done: int, of: int) -> None: ...
+
+
+async def test_rekeying_reaches_what_is_kept_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ("first", bytes(32)), ("second", bytes(range(32)))
+    await expect(world, PAYOUT)
+    clear, sealed = event(id="1", data={"amount": 0}), event(id="2", data={"amount": 0})
+    await world.post(clear)
+    monkeypatch.setattr(Sealing, "codec", Codec([first], os.urandom))
+    await world.post(sealed)
+    both = Codec([second, first], os.urandom)
+    monkeypatch.setattr(Sealing, "codec", both)
+
+    assert await rekey(world.conn, both, progress=nothing) == 2
+    assert await rekey(world.conn, both, progress=nothing) == 0
+
+    monkeypatch.setattr(Sealing, "codec", Codec([second], os.urandom))
+    assert [json.loads((await inbox.find(world.conn, it)).body or b"") for it in ("q1", "q2")] == [
+        clear,
+        sealed,
+    ]
+    await expect(world, True)
+    assert await inbox.redrive(world.conn, VAULT, "q2", by="ada") == "stored"
+
+
 # ---- what moved nothing ------------------------------------------------------------------------------------------
 
 
@@ -203,6 +229,33 @@ async def test_an_event_that_nobody_waited_for_in_time_is_orphaned(world: World)
     assert reason == "orphaned"
     assert "it is offered no more" in said
     assert "No execution waits for events of type 'payout.made'" in said
+
+
+async def test_an_orphaned_event_is_offered_again_to_who_waits_and_to_who_will(world: World) -> None:
+    await world.post(event())
+    await world.conn.execute("update waypost.inbox set shelf_until = '2026-11-01'")
+    waits = [await add_wait(world.conn, type="payout.made", key="order-1042") for _ in range(2)]
+    await add_wait(world.conn, type="payout.made", key="order-1043")
+    number = await one(world.conn, "select inbox_id::text from waypost.inbox")
+
+    became = await inbox.redrive(world.conn, VAULT, number, by="ada", now=NOON)
+
+    assert became == "stored"
+    had = await (await world.conn.execute("select execution_id from waypost.mail")).fetchall()
+    assert sorted(it for (it,) in had) == sorted(waits)
+    assert await one(world.conn, "select shelf_until from waypost.inbox") == NOON + timedelta(days=7)
+    with pytest.raises(StillApart, match="found mail"):
+        await inbox.redrive(world.conn, VAULT, number, by="ada", now=NOON)
+
+
+async def test_an_orphaned_event_that_nobody_waits_for_is_on_the_shelf_again(world: World) -> None:
+    await world.post(event())
+    await world.conn.execute("update waypost.inbox set shelf_until = '2026-11-01'")
+    [(number, _)] = await listed(world)
+
+    await inbox.redrive(world.conn, VAULT, number, by="ada")
+
+    assert await listed(world) == [(number, "early")]
 
 
 async def test_a_reply_to_nothing_names_what_it_answers(world: World) -> None:
