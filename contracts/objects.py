@@ -88,8 +88,8 @@ class ObjectStore(Protocol):
         """The `size` bytes of `digest`, compared with both. Raises ObjectMissing, ObjectDamaged."""
         ...
 
-    async def delete(self, digest: str) -> None:
-        """Forget them, if they are there."""
+    async def delete(self, digest: str, *, than: datetime) -> None:
+        """Forget them, if they are there and were last put before `than`."""
         ...
 
     async def older(self, than: datetime, *, after: str, limit: int) -> list[str]:

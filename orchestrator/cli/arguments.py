@@ -565,6 +565,11 @@ def add_versions(command: Command) -> None:
         dest="verb", required=True, metavar="VERB"
     )
     sealed.add_parser("rekey", help="seal all that is in the database with the newest key")
+    sweep = sealed.add_parser("sweep", help="remove objects of the payload store that nothing names")
+    sweep.add_argument(
+        "--older", type=duration, default="168h", help="than this only (default: 168h, at least 24h)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="only say how many")
 
     check = command(
         "check-replay", "Replay every open journal against the code of modules; nothing is written."

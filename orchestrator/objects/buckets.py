@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -77,9 +77,13 @@ class BucketStore:
             data = bytes(await found.bytes_async())
         return check(digest, size, data, self.name)
 
-    async def delete(self, digest: str) -> None:
-        async with self._told(digest):
-            await obstore.delete_async(self._store, key(digest))
+    async def delete(self, digest: str, *, than: datetime) -> None:
+        """It looks first, since a bucket does not compare ages itself: what is put again between the two is lost."""
+        with suppress(ObjectMissing):
+            async with self._told(digest):
+                found = await obstore.head_async(self._store, key(digest))
+                if found["last_modified"] < than:
+                    await obstore.delete_async(self._store, key(digest))
 
     async def older(self, than: datetime, *, after: str, limit: int) -> list[str]:
         found: list[str] = []

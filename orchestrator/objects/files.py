@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import secrets
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from contracts.objects import DIGEST, ObjectDamaged, ObjectMissing, StoreAway, S
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
+DRAFT: Final = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}")
 DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 ODD: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
 """Under the name of an object there is something that is no file."""
@@ -37,8 +39,8 @@ class FileStore:
     async def get(self, digest: str, *, size: int) -> bytes:
         return await asyncio.to_thread(self._get, digest, size)
 
-    async def delete(self, digest: str) -> None:
-        await asyncio.to_thread(self._delete, digest)
+    async def delete(self, digest: str, *, than: datetime) -> None:
+        await asyncio.to_thread(self._delete, digest, than.timestamp())
 
     async def older(self, than: datetime, *, after: str, limit: int) -> list[str]:
         return await asyncio.to_thread(self._older, than.timestamp(), after, limit)
@@ -107,9 +109,18 @@ class FileStore:
                 data = file.read(size + 1)
         return check(digest, size, data, self.name)
 
-    def _delete(self, digest: str) -> None:
+    def _delete(self, digest: str, than: float) -> None:
+        """Who puts it meanwhile finds none and writes it, or has made it new before it was moved: then it returns."""
+        path = self._path(digest)
         with suppress(ObjectMissing), self._told(digest):
-            self._path(digest).unlink()
+            if changed(path) >= than:
+                return
+            aside = path.with_name(f".{digest}.{secrets.token_hex(8)}")
+            path.rename(aside)
+            if changed(aside) >= than:
+                aside.rename(path)
+            else:
+                aside.unlink()
 
     def _older(self, than: float, after: str, limit: int) -> list[str]:
         found: list[str] = []
@@ -117,6 +128,8 @@ class FileStore:
             for first in folders(self._root, after[:2]):
                 for second in folders(first, after[2:4] if first.name == after[:2] else ""):
                     for path in sorted(second.iterdir()):
+                        if DRAFT.fullmatch(path.name) and changed(path) < than:
+                            path.unlink(missing_ok=True)  # its writer died
                         if DIGEST.fullmatch(path.name) and path.name > after and changed(path) < than:
                             found.append(path.name)
                         if len(found) == limit:

@@ -23,15 +23,18 @@ from contracts.objects import ObjectMissing, ObjectStore, StoreAway, StoreDenied
 from orchestrator import Context, Sensitive, StepRefused, local, workflow
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows
+from orchestrator.objects import sweep as sweeping
 from orchestrator.objects.files import FileStore
 from orchestrator.objects.kept import Kept
 from orchestrator.objects.large import Large
+from orchestrator.objects.sweep import sweep
 from orchestrator.rekey import rekey
 from orchestrator.replays import Finding, Would, check
 from orchestrator.store.database import Connection
 from tests.engine.conftest import Working
 from tests.waiting import until
 
+WEEK: Final = timedelta(days=7)
 LARGE: Final = "x" * (PAYLOAD_BYTES_MAX + 1)
 FIRST, SECOND = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
@@ -211,7 +214,8 @@ async def test_a_command_goes_whole_so_a_large_one_is_refused(
         assert (await until_over(client, started)).output == "too-large"
 
 
-async def test_without_a_store_and_beyond_its_limit_an_input_is_refused(client: Client) -> None:
+async def test_without_a_store_and_beyond_its_limit_an_input_is_refused(conn: Connection) -> None:
+    client = Client(conn)
     with pytest.raises(TooLarge, match=f"at most {PAYLOAD_STORED_BYTES_MAX} bytes"):
         await client.start(FLOWS.get("large"), "x" * PAYLOAD_STORED_BYTES_MAX)
     Large.kept = None
@@ -306,8 +310,8 @@ class Broken:
     async def get(self, digest: str, *, size: int) -> bytes:
         return await self._fail().get(digest, size=size)
 
-    async def delete(self, digest: str) -> None:
-        await self._fail().delete(digest)
+    async def delete(self, digest: str, *, than: Any) -> None:
+        await self._fail().delete(digest, than=than)
 
     async def older(self, than: Any, *, after: str, limit: int) -> list[str]:
         return await self._fail().older(than, after=after, limit=limit)
@@ -347,7 +351,8 @@ async def test_a_store_that_is_away_when_something_is_loaded_is_asked_again(
         assert (await until_over(client, started)).row.status == "completed"
 
 
-async def test_an_input_that_the_store_does_not_take_starts_nothing(client: Client) -> None:
+async def test_an_input_that_the_store_does_not_take_starts_nothing(conn: Connection) -> None:
+    client = Client(conn)
     use(Broken(StoreDenied("broken:", "403")))
     with pytest.raises(StoreDenied, match="broken:"):
         await client.start(FLOWS.get("large"), LARGE)
@@ -395,3 +400,64 @@ async def test_a_reference_that_is_none_holds_its_execution(
         view = await until_over(client, started)
     assert view.held is not None
     assert view.held.code == "payload-unavailable"
+
+
+async def test_a_sweep_removes_what_nothing_names_and_is_old_and_nothing_else(
+    working: Working, client: Client, conn: Connection, folder: Path
+) -> None:
+    store = FileStore(folder)
+    started = (await client.start(FLOWS.get("large"), LARGE)).execution_id
+    async with working(flows=FLOWS):
+        await until_over(client, started)
+    named = objects_in(folder)
+    old, young = [await Kept(store).put(1, text) for text in (b"old", b"young")]
+    for path in objects_in(folder):
+        if path.name != young.sha256:
+            os.utime(path, (0, 0))
+    told: list[tuple[int, int]] = []
+
+    counted = await sweep(conn, store, age=WEEK, dry=True, progress=quiet)
+    before = objects_in(folder)
+    swept = await sweep(conn, store, age=WEEK, progress=lambda looked, gone: told.append((looked, gone)))
+
+    assert (counted, swept) == (1, 1)
+    assert {path.name for path in before} - {path.name for path in objects_in(folder)} == {old.sha256}
+    assert {path.name for path in named} | {young.sha256} == {path.name for path in objects_in(folder)}
+    assert told == [(len(named) + 1, 1)]
+    use(store)
+    assert (await client.show(started)).output == LARGE * 4
+
+
+async def test_what_only_mail_names_that_nobody_has_read_yet_is_kept(conn: Connection, folder: Path) -> None:
+    store = FileStore(folder)
+    one = await Kept(store).put(1, b"the output of a child")
+    said = json.dumps({"outcome": "done", "objects": {"value": one.as_json()}})
+    await conn.execute(
+        """
+        insert into waypost.inbox (tenant_id, kind, sender, source, event_id, digest, answer, received_at, data)
+        values (1, 'child', 'waypost', 'waypost:execution', 'e', '', 'mail', now(), %s::jsonb)
+        """,
+        (said,),
+    )
+    for path in objects_in(folder):
+        os.utime(path, (0, 0))
+
+    assert await sweep(conn, store, age=WEEK, progress=quiet) == 0
+    assert [path.name for path in objects_in(folder)] == [one.sha256]
+
+
+async def test_many_objects_are_swept_in_pages(
+    conn: Connection, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "PAGE_MAX", 2)
+    store = FileStore(folder)
+    for number in range(5):
+        await Kept(store).put(1, str(number).encode())
+    for path in objects_in(folder):
+        os.utime(path, (0, 0))
+    told: list[tuple[int, int]] = []
+
+    await sweep(conn, store, age=WEEK, progress=lambda looked, gone: told.append((looked, gone)))
+
+    assert told == [(2, 2), (4, 4), (5, 5)]
+    assert objects_in(folder) == []

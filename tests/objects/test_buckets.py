@@ -115,8 +115,11 @@ async def test_what_is_not_the_object_is_never_given_out(
 
 async def test_what_is_deleted_is_missing_and_may_be_deleted_again(store: BucketStore) -> None:
     await store.put(DIGEST, DATA)
-    await store.delete(DIGEST)
-    await store.delete(DIGEST)
+    later = datetime.now(UTC) + HOUR
+    await store.delete(DIGEST, than=later - 2 * HOUR)
+    assert await store.get(DIGEST, size=SIZE) == DATA
+    await store.delete(DIGEST, than=later)
+    await store.delete(DIGEST, than=later)
     with pytest.raises(ObjectMissing, match="missing"):
         await store.get(DIGEST, size=SIZE)
 

@@ -22,6 +22,7 @@ DIGEST: Final = digest_of(DATA)
 SIZE: Final = len(DATA)
 NOW: Final = datetime.now(UTC)
 HOUR: Final = timedelta(hours=1)
+LATER: Final = NOW + 24 * HOUR
 
 
 @pytest.fixture
@@ -169,10 +170,39 @@ async def test_a_path_is_no_digest(store: FileStore, name: str) -> None:
 
 async def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: FileStore, root: Path) -> None:
     await store.put(DIGEST, DATA)
-    await store.delete(DIGEST)
-    await store.delete(DIGEST)
+    await store.delete(DIGEST, than=LATER)
+    await store.delete(DIGEST, than=LATER)
     with pytest.raises(ObjectMissing):
         await store.get(DIGEST, size=SIZE)
+
+
+async def test_what_was_put_again_since_is_not_deleted(
+    store: FileStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(DIGEST, DATA)
+    await store.delete(DIGEST, than=NOW - HOUR)
+    looks, real = iter([0.0]), files.changed
+
+    def old_at_first(path: Path) -> float:
+        return next(looks, real(path))
+
+    monkeypatch.setattr(files, "changed", old_at_first)
+    await store.delete(DIGEST, than=NOW - HOUR)
+
+    assert await store.get(DIGEST, size=SIZE) == DATA
+    assert files_in(root) == [path_of(root)]
+
+
+async def test_what_a_writer_left_that_died_is_removed_when_it_is_old(store: FileStore, root: Path) -> None:
+    await store.put(DIGEST, DATA)
+    draft = path_of(root).with_name(f".{DIGEST}.{'0' * 16}")
+    draft.write_bytes(b"some")
+    await store.older(NOW - HOUR, after="", limit=7)
+    before = files_in(root)
+    await store.older(LATER, after="", limit=7)
+
+    assert draft in before
+    assert files_in(root) == [path_of(root)]
 
 
 async def test_older_ones_are_listed_in_pages_each_once(store: FileStore, root: Path) -> None:
