@@ -69,6 +69,7 @@ async def left(conn: Connection) -> int:
 async def test_events_are_given_out_one_by_one_in_the_order_of_their_arrival(
     working: Working, client: Client, conn: Connection, forgetful: bool
 ) -> None:
+    # Azure durable-extension 413, 573: events between two waits were dropped.
     async with working(forgetful=forgetful):
         started = await client.start(FLOWS.get("hears"), "A")
         await until_it_waits(conn, started.execution_id, "payment%2Esucceeded")
@@ -84,6 +85,7 @@ async def test_events_are_given_out_one_by_one_in_the_order_of_their_arrival(
 async def test_an_event_that_came_before_anybody_waited_is_taken_from_the_shelf(
     working: Working, client: Client, conn: Connection, forgetful: bool
 ) -> None:
+    # Azure durable-extension 378, 1989, durabletask 720: an event before its instance, or for one that starts later.
     await came(conn, PAID, "A", {"order": "A", "amount": 4})
     async with working(forgetful=forgetful):
         started = await client.start(FLOWS.get("hears"), "A")
@@ -111,6 +113,7 @@ async def test_an_event_wakes_every_execution_that_waits_for_it(
 async def test_the_waits_that_lost_are_gone_and_a_later_event_finds_nobody(
     working: Working, client: Client, conn: Connection, forgetful: bool
 ) -> None:
+    # inngest-js 1617: a branch that lost kept its wait open, and took the next event.
     async with working(forgetful=forgetful):
         started = await client.start(FLOWS.get("either"), "A")
         await until_it_waits(

@@ -251,6 +251,9 @@ async def test_a_clock_may_differ_by_five_minutes(world: World, at: int) -> None
     "changes",
     [
         {"time": "2016-12-31T23:59:60Z"},
+        {"time": "0001-01-01T00:00:00+14:00"},
+        {"time": "9999-12-31T23:59:59-12:00"},
+        {"expirytime": "9999-12-31T23:59:59-12:00"},
         {"datacontenttype": "application/json; charset=utf-7"},
         {"dataschema": "http://169.254.169.254/"},
         {"data": {"exact": 9007199254740993}},
@@ -259,6 +262,23 @@ async def test_a_clock_may_differ_by_five_minutes(world: World, at: int) -> None
 )
 async def test_what_looks_odd_but_is_an_event_is_taken(world: World, changes: dict[str, object]) -> None:
     assert (await world.post(event(**changes))).status == 202
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"a": 9007199254740993, "b": 0.100000000000000005551115123126, "c": 1.10}',
+        b'{"__proto__": {"admin": true}, "constructor": 1, "$ref": "file:///etc/passwd", "@type": "x"}',
+        b'{"b": 1,\n\t"a": 2}',
+    ],
+)
+async def test_data_is_kept_to_the_byte_and_none_of_it_is_obeyed(world: World, data: bytes) -> None:
+    body = b'{"specversion":"1.0","id":"1","source":"/payments","type":"payout.made","data":%s}' % data
+
+    assert (await world.post(body)).status == 202
+    stored, kept = await one(world.conn, "select data, body from waypost.inbox")
+    assert bytes(kept) == body
+    assert list(stored) == sorted(json.loads(data), key=lambda name: (len(name), name))
 
 
 async def test_the_content_type_may_have_parameters_and_any_case(world: World) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.limits import EVENT_BYTES_MAX
+from receiver.authenticity import Proof
+from receiver.senders import NOBODY
 from tests.receiver.world import (
     NOW,
     OTHER,
@@ -17,7 +19,9 @@ from tests.receiver.world import (
     add_command,
     add_sender,
     add_tenant,
+    add_wait,
     event,
+    one,
     reply,
     request,
     signature,
@@ -64,9 +68,15 @@ AUTHENTICITY: dict[str, tuple[int, bytes]] = {
     "a timestamp with underscores": (400, request(HOSTILE, replace={"webhook-timestamp": "1_796_000_000"})),
     "a timestamp with a sign": (400, request(HOSTILE, replace={"webhook-timestamp": f"+{NOW}"})),
     "a dot in the id": (400, request(HOSTILE, webhook_id="hostile.1")),
+    "the dot of an id in the timestamp": (
+        400,
+        request(HOSTILE, replace={"webhook-timestamp": f"hostile.{NOW}"}),
+    ),
+    "a timestamp of 13 digits": (400, request(HOSTILE, replace={"webhook-timestamp": "1" * 13})),
     "a blank in the id": (400, request(HOSTILE, webhook_id="hostile 1")),
     "the id twice": (400, request(HOSTILE, more=[("webhook-id", "hostile")])),
     "the signature twice": (400, request(HOSTILE, more=[("Webhook-Signature", "v1,hostile")])),
+    "the timestamp twice": (400, request(HOSTILE, more=[("webhook-timestamp", str(NOW))])),
     "the content type twice": (400, request(HOSTILE, more=[("content-type", "text/hostile")])),
 }
 
@@ -112,6 +122,7 @@ CONTENT: dict[str, tuple[int, bytes]] = {
     "gzip": (415, request(gzip.compress(json.dumps(HOSTILE).encode()), more=[("content-encoding", "gzip")])),
     "a gzip bomb": (415, request(gzip.compress(bytes(1 << 24)), more=[("content-encoding", "gzip")])),
     "gzip in deflate": (415, request(HOSTILE, more=[("content-encoding", "deflate, gzip")])),
+    "gzip in gzip": (415, request(HOSTILE, more=[("content-encoding", "gzip, gzip")])),
     "brotli": (415, request(HOSTILE, more=[("content-encoding", "br")])),
     "an expectation that we do not know": (417, request(HOSTILE, more=[("expect", "hostile")])),
     "a byte too many": (413, request(b"x" * (EVENT_BYTES_MAX + 1))),
@@ -152,6 +163,8 @@ JSON: dict[str, tuple[int, bytes]] = {
     "an overlong form": (400, request(text(b'"\xc0\xaf"'))),
     "utf-16": (400, request(json.dumps(HOSTILE).encode("utf-16"))),
     "a byte order mark": (400, request(b"\xef\xbb\xbf" + text("1"))),
+    "the bytes of a surrogate pair": (400, request(text(b'"\xed\xa0\xbd\xed\xb8\x80"'))),
+    "what follows the event": (400, request(text("1") + b" hostile")),
     "two documents": (400, request(text("1") + text("1"))),
     "a comment": (400, request(text("1 // hostile"))),
     "single quotes": (400, request(b"{'hostile': 1}")),
@@ -305,6 +318,35 @@ async def test_an_event_of_one_tenant_is_not_authentic_for_another(world: World)
 
     assert (await world.refused(request(event(), path="/events/acme/payments"))).status == 401
     assert (await world.post(event(), path="/events/acme/payments", secret=OTHER)).status == 202
+
+
+async def test_an_event_of_one_tenant_is_no_mail_of_another_whatever_key_it_names(world: World) -> None:
+    await add_tenant(world.conn, 2, "acme")
+    await add_sender(world.conn, tenant=2, secret=OTHER)
+    await add_wait(world.conn, type="payout.made", key="order-1042")
+
+    answer = await world.post(event(), path="/events/acme/payments", secret=OTHER)
+
+    assert answer.status == 202
+    assert await one(world.conn, "select count(*) from waypost.mail") == 0
+    assert await one(world.conn, "select tenant_id from waypost.inbox") == 2
+
+
+async def test_nobody_s_request_is_verified_like_anybody_s(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[bytes] = []
+    verify = NOBODY.verifier.verify
+
+    def recorded(proof: Proof, body: bytes, *, now: int, tolerance: int = 0) -> None:
+        verified.append(body)
+        verify(proof, body, now=now, tolerance=tolerance)
+
+    monkeypatch.setattr(NOBODY.verifier, "verify", recorded)
+    for path in ("/events/default/hostile", "/events/hostile/payments"):
+        assert (await world.refused(request(b"hostile", path=path))).status == 404
+
+    assert verified == [b"hostile"] * 2
 
 
 async def test_a_sender_that_is_switched_off_is_asked_to_come_later(world: World) -> None:
