@@ -1,6 +1,9 @@
 """What other receivers were reported for, each as a test named after what it protects.
 
-Those of one part stand beside the others of that part, with the report's name in a comment.
+Those of one part stand beside the others of that part, with the report's name in a comment: signatures in
+test_schemes.py, forms, limits, challenges and origins in test_providers.py, waits in tests/engine/test_events.py. What
+no report is about, but what breaks parsers (NUL, surrogates, depth, digits, bombs, headers), is in test_refusals.py,
+test_binary.py and test_listener.py.
 """
 
 from __future__ import annotations

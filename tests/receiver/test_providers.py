@@ -279,6 +279,7 @@ async def test_what_was_signed_once_is_one_event_whatever_unsigned_headers_say(w
 
 
 async def test_two_subscriptions_that_got_one_event_are_both_kept(world: World) -> None:
+    # (Its other half, acknowledged before anybody acts, is in test_complaints.py.)
     # Shopify: one X-Shopify-Event-Id for several subscriptions.
     for delivery in ("delivery-1", "delivery-2", "delivery-2"):
         answer = await world.send(sent("shopify", BODIES["shopify"], more={"x-shopify-webhook-id": delivery}))

@@ -234,6 +234,7 @@ def test_only_what_is_signed_is_stale_or_ahead(now: int, reason: str) -> None:
 
 
 def test_both_secrets_of_a_rotation_prove_a_sender_while_both_sign() -> None:
+    # Coolhand-Labs/coolhand-ruby 123 (c): one signature of several was looked at.
     headers = {"stripe-signature": f"t={AT},v1={'0' * 64},v1={STRIPE_SIGNED}"}
 
     verify("stripe", ["whsec_new", "whsec_test_secret"], headers, STRIPE_BODY)
