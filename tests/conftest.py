@@ -17,6 +17,8 @@ from orchestrator.store import database
 from tests.cluster import EMBEDDED, OLDEST, Cluster, Clusters
 from tests.evidence import Evidence, lines_of
 
+pytest_plugins = ["orchestrator.testing.plugin"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "postgres: runs on the embedded PostgreSQL 18 and on the system's 15")

@@ -416,8 +416,9 @@ def test_who_gets_published_events_is_said_listed_and_ended(run: Run) -> None:
     )
     assert "got already" in run("subscription", "add", "order.placed", "billing").err
     [head, line] = run("subscription", "list").out.splitlines()
-    assert head.split() == ["TYPE", "ENDPOINT", "URL", "STATE", "AGE"]
-    assert line.split()[:4] == ["order.placed", "billing", "https://billing.example/events", "enabled"]
+    assert head.split() == ["TYPE", "ENDPOINT", "ORDERED", "BY", "WHERE", "URL", "STATE", "AGE"]
+    assert line.split()[:2] == ["order.placed", "billing"]
+    assert line.split()[-3:-1] == ["https://billing.example/events", "enabled"]
     assert run("subscription", "list", "-o", "json").json[0]["type"] == "order.placed"
     removed = run("subscription", "remove", "order.placed", "billing", "-o", "json")
     assert removed.json == {"type": "order.placed", "endpoint": "billing", "subscribed": False}
@@ -767,7 +768,7 @@ def test_the_list_is_a_table_or_json_or_ids_the_newest_first(run: Run) -> None:
     assert only_ids.out.split() == ids[::-1]
     assert [row["execution_id"] for row in as_json.json] == ids[::-1]
     lines = table.out.splitlines()
-    assert lines[0].split() == ["EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT"]
+    assert lines[0].split() == ["EXECUTION", "FLOW", "KEY", "STATE", "AGE", "NEXT", "PARENT"]
     assert [line.split()[:4] for line in lines[1:]] == [
         [ids[1], "order@1", "b", "ready"],
         [ids[0], "order@1", "a", "ready"],

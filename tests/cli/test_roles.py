@@ -282,7 +282,7 @@ def test_a_command_whose_stdout_is_closed_does_nothing_and_says_so(environment: 
 def test_a_command_whose_stderr_is_closed_says_nothing_but_data(environment: dict[str, str]) -> None:
     done = without("<&- 2>&-", "list", environment=environment)
 
-    assert (done.returncode, done.stdout.split()) == (0, b"EXECUTION FLOW KEY STATE AGE NEXT".split())
+    assert (done.returncode, done.stdout.split()) == (0, b"EXECUTION FLOW KEY STATE AGE NEXT PARENT".split())
 
 
 @pytest.mark.parametrize("part", sorted(STARTED))

@@ -721,7 +721,7 @@ MUTANTS: Final = [
     Mutant(
         "a mutex is marked before the row of who gets it is locked",
         "who_is_next_withdraws_while_it_is_given",
-        "0",
+        "01111111000",
         "40P01",
         (
             Edit(

@@ -18,8 +18,6 @@ from orchestrator.testing.installation import Installation, Unexpected, installe
 from tests.invariants import broken
 from tests.testing.flows import Charge, Charged, Collected, Refund, Ship, buy, doubtful, patient
 
-pytest_plugins = ["orchestrator.testing.plugin"]
-
 Waypost = Callable[..., AbstractAsyncContextManager[Installation]]
 PAID = Charged(charge="c1")
 
