@@ -49,7 +49,7 @@ PUBLIC: Final = frozenset(
 """Members by which facts and mail are found, counted and read by the database's own functions."""
 INSIDE: Final[Mapping[str, frozenset[str]]] = {
     "args": frozenset(
-        {"do", "endpoint", "name", "type", "key", "sensitive", "effect"}
+        {"do", "endpoint", "name", "type", "key", "sensitive", "effect", "queue", "priority"}
         | {"flow", "execution"}
         | {"subject", "who", "choices", "request", "number", "reminds"}
     ),
@@ -216,6 +216,17 @@ def is_sealed(found: Json) -> bool:
 def open_value(value: Document, where: str) -> str:
     """The JSON text in a box alone. Raises PayloadKeyMissing, PayloadUnreadable."""
     return Sealing.opener().open(value[SEALED], where).decode()
+
+
+def value_at_rest(text: str, where: str) -> str:
+    """The JSON in `text` as the database keeps it: a box alone, where payloads are sealed."""
+    return text if Sealing.codec is None else seal_value(Sealing.codec, text, where)
+
+
+def value_opened(text: str, where: str) -> str:
+    """The JSON that `value_at_rest` kept as `text`. Raises PayloadKeyMissing, PayloadUnreadable."""
+    said: Json = json.loads(text)
+    return open_value(cast("Document", said), where) if is_box(said) else text
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------------

@@ -6,20 +6,29 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, cast, get_args
 
-from contracts.codec import PREFIX, Codec, open_body, place, seal_body, seal_document
+from contracts.codec import (
+    PREFIX,
+    Codec,
+    open_body,
+    place,
+    seal_body,
+    seal_document,
+    seal_value,
+    value_opened,
+)
 from contracts.mail import body_at_rest, data_at_rest, mail_place
 from contracts.objects import OBJECTS, references
 from orchestrator.objects.large import NAMED, Large
 from orchestrator.store import executions, payloads
-from orchestrator.store.commits import journal_place
+from orchestrator.store.commits import BODY_PUBLIC, journal_place
 from orchestrator.store.database import Connection
 from orchestrator.store.payloads import Row, Table
+from orchestrator.store.tasks import answer_place, task_place
 from receiver.quarantine import quarantine_place
 
 BOX: Final = PREFIX.decode().removeprefix("{")
 DOCUMENTS: Final[dict[Table, int]] = {"journal": 5, "inbox": 6}
 """The column of the document that may name objects, of those tables that have one."""
-BODY_PUBLIC: Final = ("type", "traceparent")
 
 
 async def rekey(conn: Connection, codec: Codec, *, progress: Callable[[Table, int, int], None]) -> int:
@@ -82,7 +91,7 @@ def key_of(table: Table, row: Row) -> str:
     match table:
         case "inbox" | "quarantine":
             return str(row[1])
-        case "outbox":
+        case "outbox" | "task":
             return f"{row[0]} {row[1]}"
         case "journal" | "delivery":
             return f"{row[0]} {row[1]} {row[2]}"
@@ -131,9 +140,27 @@ def response(_: Codec, row: Row) -> dict[str, Any]:
     return {"tenant": tenant, "one": identity, "number": attempt, "body": sealed}
 
 
+def task(codec: Codec, row: Row) -> dict[str, Any]:
+    tenant, identity, payload, progress, answer = row
+    at, said, ended = (
+        task_place(tenant, identity, "payload"),
+        task_place(tenant, identity, "progress"),
+        answer_place(tenant, identity),
+    )
+    return {
+        "tenant": tenant,
+        "one": identity,
+        "data": seal_value(codec, value_opened(payload, at), at),
+        "progress": None if progress is None else seal_value(codec, value_opened(progress, said), said),
+        "answer": None
+        if answer is None
+        else seal_document(codec, executions.mail_data("result", answer, ended), ended),
+    }
+
+
 def apart(_: Codec, row: Row) -> dict[str, Any]:
     tenant, number, sender, digest, body = row
-    where = quarantine_place(tenant, sender, digest)
+    where = quarantine_place(tenant, sender, bytes(digest))
     return {"number": number, "body": body_at_rest(open_body(body, where), where)}
 
 
@@ -142,5 +169,6 @@ SEAL: Final[dict[Table, Callable[[Codec, Row], dict[str, Any]]]] = {
     "outbox": message,
     "inbox": mail,
     "delivery": response,
+    "task": task,
     "quarantine": apart,
 }

@@ -265,7 +265,7 @@ class TaskWorker:
         self._reports.put_nowait(one)
 
     async def _tried(self, one: Running) -> Report:
-        task = one.task
+        task = one.task.opened()
         handler = self._tasks.get(task.type)
         if handler is None:
             return failed(task, "no-handler", f"{self._owner} has no function for {task.type}")

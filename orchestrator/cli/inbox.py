@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts import strict_json
 from contracts.limits import SCHEMA_BYTES_MAX
-from orchestrator import bootstrap, registry
+from orchestrator import bootstrap, discretion, registry
 from orchestrator import inbox as mail
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
 from orchestrator.inbox import Apart, Became, Received
@@ -36,13 +36,17 @@ def inbox(args: Namespace, settings: Settings) -> int:
 
 async def items(args: Namespace, settings: Settings) -> list[Item]:
     async with bootstrap.connection(settings) as conn:
-        return await store.read(conn, tenant=registry.TENANT, reason=args.reason, limit=args.limit)
+        found = await store.read(conn, tenant=registry.TENANT, reason=args.reason, limit=args.limit)
+        return await discretion.items(conn, found, tenant=registry.TENANT)
 
 
 async def found(args: Namespace, settings: Settings) -> tuple[Apart | Received, list[str]]:
     async with bootstrap.connection(settings) as conn:
         item = await mail.find(conn, args.id)
-        return item, await mail.explain(conn, item, now=datetime.now(UTC))
+        shown = await discretion.item(conn, item, tenant=registry.TENANT)
+        return shown, await mail.explain(
+            conn, shown if isinstance(shown, Apart) else item, now=datetime.now(UTC)
+        )
 
 
 async def redrive(args: Namespace, settings: Settings) -> Became:

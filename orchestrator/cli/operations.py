@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 from contracts import strict_json
 from contracts.errors import ContractViolation, shown
 from contracts.limits import PAYLOAD_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX
-from orchestrator import bootstrap
+from orchestrator import bootstrap, discretion
 from orchestrator.cli import advice
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table, terminal_width
 from orchestrator.cli.tasks import HEADINGS
@@ -28,7 +28,7 @@ from orchestrator.core.status import TERMINAL, Status
 from orchestrator.settings import Settings
 from orchestrator.store import versions
 from orchestrator.store.reading import ExecutionRow, FactRow
-from orchestrator.store.tasks import TaskRow, of_execution
+from orchestrator.store.tasks import TaskRow
 from orchestrator.store.tries import TryRow, served, tries
 
 TENANT: Final = 1
@@ -116,7 +116,7 @@ async def look_at(
     async with bootstrap.connection(settings) as conn:
         view = await Client(conn).shown(execution)
         tried = await tries(conn, view.row.execution_id, tenant=TENANT)
-        left = await of_execution(conn, view.row.execution_id, tenant=TENANT)
+        left = await discretion.tasks_of(conn, view.row.execution_id, tenant=TENANT)
         return view, tried, await served(conn, view.row.definition, view.row.version), left
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from contracts.errors import ContractViolation
-from orchestrator import bootstrap, endpoints
+from orchestrator import bootstrap, discretion, endpoints
 from orchestrator import outbox as messages
 from orchestrator.cli.endpoints import over
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
 from orchestrator.outbox import DEAD, Filter, Seen, attributes_of
+from orchestrator.registry import TENANT
 from orchestrator.settings import Settings
 from orchestrator.store.database import Connection
 from orchestrator.store.outbox import MessageRow
@@ -38,7 +39,7 @@ def delivery(args: Namespace, settings: Settings) -> int:
     if args.verb == "curl":
         say(bootstrap.run(over(settings, lambda conn: curl(conn, args.id))))
         return Exit.OK
-    seen = bootstrap.run(over(settings, lambda conn: messages.see(conn, args.id)))
+    seen = bootstrap.run(over(settings, lambda conn: see(conn, args.id)))
     if args.output == "json":
         say(as_json([asdict(row) for row in seen.tries]))
     else:
@@ -57,6 +58,11 @@ def dlq(args: Namespace, settings: Settings) -> int:
             return told(args, done, "discarded")
         case _:
             return replay(args, settings)
+
+
+async def see(conn: Connection, message: UUID) -> Seen:
+    """As people may see it."""
+    return await discretion.message(conn, await messages.see(conn, message), tenant=TENANT)
 
 
 async def curl(conn: Connection, message: UUID) -> str:
@@ -146,7 +152,7 @@ def as_data(row: MessageRow) -> dict[str, Any]:
 
 
 def show(args: Namespace, settings: Settings) -> int:
-    seen = bootstrap.run(over(settings, lambda conn: messages.see(conn, args.id)))
+    seen = bootstrap.run(over(settings, lambda conn: see(conn, args.id)))
     if args.output == "json":
         body = seen.message.body.decode("utf-8", "backslashreplace")
         tries = [asdict(row) for row in seen.tries]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from contracts.errors import NotFound
-from orchestrator import bootstrap
+from orchestrator import bootstrap, discretion
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
 from orchestrator.settings import Settings
 from orchestrator.store import tasks
@@ -44,8 +44,9 @@ async def listed(args: Namespace, settings: Settings) -> int:
 async def shown(args: Namespace, settings: Settings) -> int:
     async with bootstrap.connection(settings) as conn:
         found = await tasks.one(conn, args.id, tenant=TENANT)
-    if found is None:
-        raise UnknownTask(args.id)
+        if found is None:
+            raise UnknownTask(args.id)
+        found = await discretion.task(conn, found, tenant=TENANT)
     if args.output == "json":
         say(as_json(asdict(found)))
     else:

@@ -96,6 +96,10 @@ class Redaction:
                     known = self._events.get(str(action["type"]), ())
                     self._events[str(action["type"])] = (*known, *marks.get("value", ()))
 
+    def marks(self, path: str) -> Marks:
+        """What is sensitive of what is asked at `path`, and of what comes back."""
+        return self._of(path)
+
     def _of(self, path: str) -> Marks:
         """The marks of the ask that a fact at `path` is about, in whatever epoch."""
         return self._asks.get(path.split("/", 1)[-1] if path.startswith("epoch:") else path, {})

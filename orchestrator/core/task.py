@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 
 from contracts.errors import shown
 from contracts.limits import CALL_TIMEOUT, IDENTITY_BYTES_MAX, NAME_BYTES_MAX
-from contracts.messages import Command, Effect
+from contracts.messages import Command, Effect, marks
+from contracts.sensitive import places_of
 from orchestrator.core.ask import Ask, since
 from orchestrator.core.errors import UsageError, error_in
 from orchestrator.core.mutexes import key_of
@@ -54,7 +55,8 @@ def task_of(
         "task",
         named(name or what.type_.rsplit(".", 1)[-1]),
         {"do": "task", "queue": queue, "name": what.type_, "data": what.model_dump(mode="json")}
-        | ({"priority": priority} if priority else {}),
+        | ({"priority": priority} if priority else {})
+        | marks(data=places_of(kind), value=places_of(what.reply_)),
         undo=undoing(undo, what.reply_),
         timeout=since(timeout) or CALL_TIMEOUT,
         retry=ONCE if once else resends(title, retry or STEP_RETRY, timeout or CALL_TIMEOUT, once=False),

@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import Final, LiteralString
 from uuid import UUID
 
-from contracts.codec import Sealing, place, seal_body, seal_document
+from contracts.codec import Sealing, place, seal_body, seal_document, value_at_rest
 from contracts.limits import SOURCE_BYTES_MAX
 from contracts.mail import data_at_rest, mail_place
 from orchestrator.core.fact import Fact
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 from orchestrator.store.families import TAKEN_BACK, Family, Sender, follow, lock
+from orchestrator.store.tasks import task_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,13 +495,17 @@ def journal_place(tenant: int, execution: str, position: int) -> str:
     return place("journal", tenant, execution, position)
 
 
+BODY_PUBLIC: Final = ("type", "id", "traceparent", "source")
+"""Attributes of a message that the database's functions read."""
+
+
 def body_at_rest(tenant: int, message: UUID, body: bytes) -> bytes:
     """The body of a message as the outbox keeps it; what is signed and sent is made of it by the relay."""
     codec = Sealing.codec
     if codec is None:
         return body
     event = json.loads(body)
-    public = {name: event[name] for name in ("type", "id", "traceparent", "source") if name in event}
+    public = {name: event[name] for name in BODY_PUBLIC if name in event}
     return seal_body(codec, body, place("outbox", tenant, message), public)
 
 
@@ -570,7 +575,9 @@ def columns_of_tasks(turns: Sequence[Turn]) -> dict[str, object]:
         "p_path": arrays.texts([k.path for _, k in tasks]),
         "p_queue": arrays.texts([k.queue for _, k in tasks]),
         "p_type": arrays.texts([k.type for _, k in tasks]),
-        "p_payload": arrays.texts([k.payload for _, k in tasks]),
+        "p_payload": arrays.texts(
+            [value_at_rest(k.payload, task_place(t.tenant, k.task_id, "payload")) for t, k in tasks]
+        ),
         "p_key": arrays.texts([k.key for _, k in tasks]),
         "p_attempt": arrays.plain([k.attempt for _, k in tasks]),
         "p_priority": arrays.plain([k.priority for _, k in tasks]),

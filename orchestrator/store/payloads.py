@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 
 from orchestrator.store.database import Connection
 
-Table: TypeAlias = Literal["journal", "outbox", "inbox", "delivery", "quarantine"]
+Table: TypeAlias = Literal["journal", "outbox", "inbox", "delivery", "task", "quarantine"]
 Row: TypeAlias = tuple[Any, ...]
 
 PAGE_MAX: Final = 200
@@ -133,6 +133,35 @@ WRITE_DELIVERY: Final[LiteralString] = """
        and attempt = %(number)s::int
 """
 
+# An answer that is no more than its code is in the clear.
+TASK_TODO: Final[LiteralString] = """
+       (payload #>> '{sealed,key}' is distinct from %(newest)s::text
+        or (progress is not null and progress #>> '{sealed,key}' is distinct from %(newest)s::text)
+        or (answer #>> '{sealed,key}' is distinct from %(newest)s::text
+            and (answer ? 'value' or answer ? 'sealed' or answer #> '{error,detail}' is not null)))
+"""
+COUNT_TASK: Final[LiteralString] = "select count(*) from waypost.task where " + TASK_TODO  # noqa: S608  # constants of this file
+PAGE_TASK: Final[LiteralString] = (
+    """
+    select tenant_id, task_id::text, payload::text, progress::text, answer::text
+      from waypost.task
+     where (%(after)s::text is null
+            or (tenant_id, task_id) > (split_part(%(after)s, ' ', 1)::int, split_part(%(after)s, ' ', 2)::uuid))
+       and """  # noqa: S608  # constants of this file
+    + TASK_TODO
+    + """
+     order by tenant_id, task_id
+     limit %(limit)s
+       for no key update
+"""
+)
+WRITE_TASK: Final[LiteralString] = """
+    update waypost.task
+       set payload = %(data)s::jsonb, progress = %(progress)s::jsonb, answer = %(answer)s::jsonb
+     where tenant_id = %(tenant)s::int
+       and task_id = %(one)s::uuid
+"""
+
 QUARANTINE_TODO: Final[LiteralString] = """
        position(%(begins)s::bytea in body) is distinct from 1
 """
@@ -161,6 +190,7 @@ TABLES: Final[dict[Table, Statements]] = {
     "outbox": Statements(COUNT_OUTBOX, PAGE_OUTBOX, WRITE_OUTBOX),
     "inbox": Statements(COUNT_INBOX, PAGE_INBOX, WRITE_INBOX),
     "delivery": Statements(COUNT_DELIVERY, PAGE_DELIVERY, WRITE_DELIVERY),
+    "task": Statements(COUNT_TASK, PAGE_TASK, WRITE_TASK),
     "quarantine": Statements(COUNT_QUARANTINE, PAGE_QUARANTINE, WRITE_QUARANTINE),
 }
 

@@ -83,7 +83,10 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
             around=await around(conn, execution_id, tenant=tenant),
             children=await children(conn, execution_id, tenant=tenant, limit=CHILDREN_MAX),
             mutexes=await mutexes.around(conn, execution_id, tenant=tenant),
-            tasks=await task_store.of_execution(conn, execution_id, tenant=tenant),
+            tasks=[
+                task_store.shown(task, by)
+                for task in await task_store.of_execution(conn, execution_id, tenant=tenant)
+            ],
         )
 
 

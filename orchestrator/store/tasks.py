@@ -7,14 +7,19 @@ name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, LiteralString
 from uuid import UUID
 
 from psycopg.rows import class_row
 
+from contracts.codec import PayloadKeyMissing, PayloadUnreadable, place, value_at_rest, value_opened
+from contracts.mail import data_at_rest, mail_place
+from contracts.sensitive import REDACTED
+from orchestrator.core.redaction import Redaction
 from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
@@ -22,12 +27,22 @@ Json = Any
 Verdict = Literal["taken", "repeated", "late"]
 
 
+def task_place(tenant: int, task: UUID | str, what: str) -> str:
+    """Where a try's `payload` or `progress` stands, for who seals and opens it."""
+    return place("task", tenant, task, what)
+
+
+def answer_place(tenant: int, task: UUID | str) -> str:
+    """Where a try's answer stands: under the name of the mail that it becomes, in which the database copies it."""
+    return mail_place(tenant, "waypost", "waypost:task", f"{task}/ended")
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A try that a worker has claimed: nobody else has it while its lease lasts.
 
-    `payload` is the command in JSON, `attempt` counts tries from 1, `left` is what the try before said last. After
-    `expires_at` nobody waits for it.
+    `payload` is the command in JSON, `attempt` counts tries from 1, `left` is what the try before (`left_by`) said
+    last; both as they lie there. After `expires_at` nobody waits for it.
     """
 
     tenant_id: int
@@ -45,15 +60,30 @@ class Task:
     began_at: datetime
     expires_at: datetime
     left: Json
+    left_by: UUID | None
+
+    def opened(self) -> Task:
+        """The same, opened where it is sealed. Raises PayloadKeyMissing, PayloadUnreadable."""
+        left = self.left
+        if left is not None and self.left_by is not None:
+            left = progress_opened(self.tenant_id, self.left_by, left)
+        where = task_place(self.tenant_id, self.task_id, "payload")
+        return replace(self, payload=value_opened(self.payload, where), left=left)
+
+
+def progress_opened(tenant: int, task: UUID | str, said: Json) -> Json:
+    """What a try said. Raises PayloadKeyMissing, PayloadUnreadable."""
+    return json.loads(value_opened(json.dumps(said), task_place(tenant, task, "progress")))
 
 
 CLAIM: Final[LiteralString] = """
     select k.tenant_id, k.task_id, k.token, k.execution_id::text, k.path, k.queue, k.type, k.payload::text as payload,
-           k.key, k.attempt, k.traceparent, k.available_at, k.began_at, k.expires_at, before.progress as left
+           k.key, k.attempt, k.traceparent, k.available_at, k.began_at, k.expires_at, before.progress as left,
+           before.task_id as left_by
       from waypost.claim_tasks(%(queues)s::text[], %(limit)s::int, %(owner)s::text, %(token)s::uuid,
                                %(lease)s::interval, %(now)s::timestamptz) k
       left join lateral
-           (select p.progress
+           (select p.progress, p.task_id
               from waypost.task p
              where k.attempt > 1
                and p.tenant_id = k.tenant_id
@@ -96,7 +126,8 @@ async def claim(
 # Few tasks run at a time, so no index for the token.
 CLAIMED_UNDER: Final[LiteralString] = """
     select k.tenant_id, k.task_id, k.token, k.execution_id::text, k.path, k.queue, k.type, k.payload::text as payload,
-           k.key, k.attempt, k.traceparent, k.available_at, k.began_at, k.expires_at, null::jsonb as left
+           k.key, k.attempt, k.traceparent, k.available_at, k.began_at, k.expires_at, null::jsonb as left,
+           null::uuid as left_by
       from waypost.task k
      where k.state in ('running', 'stopping')
        and k.token = %(token)s::uuid
@@ -135,13 +166,20 @@ async def beat(
             "tenant": arrays.plain(task.tenant_id for task, _ in running),
             "task": arrays.plain(task.task_id for task, _ in running),
             "token": arrays.plain(task.token for task, _ in running),
-            "progress": arrays.texts(progress for _, progress in running),
+            "progress": arrays.texts(progress_at_rest(task, progress) for task, progress in running),
             "lease": lease,
             "now": now,
         },
         prepare=False,
     )
     return dict(await cursor.fetchall())
+
+
+def progress_at_rest(task: Task, progress: str | None) -> str | None:
+    """What a try says, in JSON, as its row keeps it."""
+    if progress is None:
+        return None
+    return value_at_rest(progress, task_place(task.tenant_id, task.task_id, "progress"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +213,10 @@ async def settle(
             "task": arrays.plain(one.task.task_id for one in reports),
             "token": arrays.plain(one.task.token for one in reports),
             "state": arrays.plain(one.state for one in reports),
-            "answer": arrays.texts(one.answer for one in reports),
+            "answer": arrays.texts(
+                data_at_rest("result", one.answer, answer_place(one.task.tenant_id, one.task.task_id))
+                for one in reports
+            ),
             "now": now,
         },
         prepare=False,
@@ -201,7 +242,9 @@ async def expire(conn: Connection, *, limit: int, now: datetime | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A try of a task as people see it, without what may be Sensitive. `code` is that of its error."""
+    """A try of a task, without command and answer. `code` is that of its error. `progress` is what it said, as it is:
+    people see it after `shown`.
+    """
 
     task_id: str
     execution_id: str
@@ -244,7 +287,27 @@ async def of_execution(conn: Connection, execution_id: str, *, tenant: int) -> l
     """The tries of an execution's tasks, in the order in which they were asked for."""
     async with conn.cursor(row_factory=class_row(TaskRow)) as cursor:
         await cursor.execute(OF_EXECUTION, {"tenant": tenant, "execution": execution_id})
-        return await cursor.fetchall()
+        return [readable(row, tenant) for row in await cursor.fetchall()]
+
+
+SEALED_SHOWN: Final = "[sealed]"
+"""Stands for what a try said where its key is not at hand."""
+
+
+def readable(row: TaskRow, tenant: int) -> TaskRow:
+    if row.progress is None:
+        return row
+    try:
+        return replace(row, progress=progress_opened(tenant, row.task_id, row.progress))
+    except (PayloadKeyMissing, PayloadUnreadable):
+        return replace(row, progress=SEALED_SHOWN)
+
+
+def shown(row: TaskRow, by: Redaction) -> TaskRow:
+    """`row` as people may see it: what a try says has no class, so where anything of its task is sensitive, all is."""
+    if row.progress is None:
+        return row
+    return replace(row, progress=REDACTED if by.marks(row.path) else by.text.data(row.progress))
 
 
 ONE: Final[LiteralString] = (
@@ -260,7 +323,8 @@ async def one(conn: Connection, task_id: UUID, *, tenant: int) -> TaskRow | None
     """None when there is no such try."""
     async with conn.cursor(row_factory=class_row(TaskRow)) as cursor:
         await cursor.execute(ONE, {"tenant": tenant, "task": task_id})
-        return await cursor.fetchone()
+        found = await cursor.fetchone()
+        return found and readable(found, tenant)
 
 
 LISTED: Final[LiteralString] = (
@@ -278,8 +342,8 @@ LISTED: Final[LiteralString] = (
 async def listed(
     conn: Connection, *, tenant: int, queue: str | None, states: Sequence[str] | None, limit: int
 ) -> list[TaskRow]:
-    """The newest tries first, of this queue and in these states."""
+    """The newest tries first, of this queue and in these states. What they said is left out."""
     asked = {"tenant": tenant, "queue": queue, "states": list(states) if states else None, "limit": limit}
     async with conn.cursor(row_factory=class_row(TaskRow)) as cursor:
         await cursor.execute(LISTED, asked)
-        return await cursor.fetchall()
+        return [replace(row, progress=None) for row in await cursor.fetchall()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +15,17 @@ import pytest
 from psycopg import sql
 from pydantic import BaseModel
 
-from contracts.codec import Codec, PayloadUnreadable, Sealing, keys_of
+from contracts.codec import Codec, PayloadKeyMissing, PayloadUnreadable, Sealing, keys_of
 from contracts.messages import Command, Event
 from contracts.outcome import Outcome
-from orchestrator import Context, workflow
+from orchestrator import Context, Retry, workflow
 from orchestrator.bootstrap import check_keys
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows
 from orchestrator.rekey import rekey
 from orchestrator.settings import Settings, SettingsInvalid
+from orchestrator.store import inbox as stored
+from orchestrator.store import tasks
 from orchestrator.store.database import Connection
 from receiver import inbox
 from relay import outbox
@@ -33,6 +36,8 @@ from tests.store.world import event
 from tests.waiting import until
 
 CANARY: Final = "canary-4242-8181"
+CLEAR: Final = "found-by-3131"
+"""What is searched by stays in the clear."""
 FIRST, SECOND = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
 
@@ -86,7 +91,19 @@ async def sealed_parent(ctx: Context, card: str) -> str:
     return await ctx.child(sealed_child, card)
 
 
-FLOWS: Final = Flows([sealed_flow, sealed_child, sealed_parent])
+class Render(Command[Paid], type="sealed.render"):
+    card: str
+
+
+@workflow(name="sealed-task", version="1", mutex=lambda _: CLEAR)
+async def sealed_task(ctx: Context, card: str) -> str:
+    ctx.publish(found_by=CLEAR)
+    once = Retry.fixed(timedelta(milliseconds=1), attempts=2)
+    paid = await ctx.task(Render(card=card), queue="q", mutex=CLEAR, retry=once)
+    return paid.token
+
+
+FLOWS: Final = Flows([sealed_flow, sealed_child, sealed_parent, sealed_task])
 
 HOUR: Final = timedelta(hours=1)
 TABLES: Final = """
@@ -174,6 +191,91 @@ async def test_what_a_child_gets_and_gives_is_sealed_too(
 
     assert view.output == f"{CANARY}!"
     assert not says(await dump(conn), CANARY)
+
+
+async def taken(conn: Connection) -> tasks.Task:
+    found: list[tasks.Task] = []
+
+    async def there() -> bool:
+        found.extend(
+            await tasks.claim(conn, queues=["q"], limit=1, owner="w", token=uuid4(), lease=timedelta(hours=1))
+        )
+        return bool(found)
+
+    await until(there, what="a task")
+    return found[0]
+
+
+def answer(task: tasks.Task, outcome: Outcome) -> tasks.Report:
+    state = "done" if outcome.kind == "done" else "failed"
+    return tasks.Report(task, state, json.dumps(outcome.as_json()))
+
+
+async def tried_in_vain(conn: Connection) -> None:
+    """A worker takes a task, says how far it is, and fails."""
+    first = await taken(conn)
+    assert json.loads(first.opened().payload) == {"card": CANARY}
+    await tasks.beat(conn, [(first, json.dumps({"at": CANARY}))], lease=timedelta(hours=1))
+    await tasks.settle(conn, [answer(first, Outcome("failed", code="odd", detail=CANARY))])
+
+
+async def test_what_a_task_is_given_says_and_comes_to_is_sealed_and_what_is_searched_by_is_not(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    started = (await client.start(FLOWS.get("sealed-task"), CANARY)).execution_id
+    async with working(flows=FLOWS):
+        await tried_in_vain(conn)
+        second = await taken(conn)
+        [row] = [
+            row for row in await tasks.of_execution(conn, str(started), tenant=1) if row.progress is not None
+        ]
+        use(f"second:{SECOND}")
+        with pytest.raises(PayloadKeyMissing):
+            second.opened()
+        [unread] = [
+            row for row in await tasks.of_execution(conn, str(started), tenant=1) if row.progress is not None
+        ]
+        use(f"first:{FIRST}")
+        text = await dump(conn)
+        await tasks.settle(conn, [answer(second, Outcome("done", {"token": CANARY}))])
+        view = await until_status(client, started, "completed")
+
+    assert second.opened().left == {"at": CANARY} == row.progress
+    assert unread.progress == "[sealed]"
+    assert view.output == CANARY
+    assert not says(text + await dump(conn), CANARY)
+    assert text.count(CLEAR) > 2, "an attribute, and the keys of two mutexes"
+
+
+async def test_rekeying_seals_tasks_and_what_is_kept_apart_too(
+    working: Working, client: Client, conn: Connection
+) -> None:
+    use(None)
+    started = (await client.start(FLOWS.get("sealed-task"), CANARY)).execution_id
+    async with working(flows=FLOWS):
+        await tried_in_vain(conn)
+        second = await taken(conn)
+        row = await conn.execute(
+            "insert into waypost.quarantine (tenant_id, sender, reason, detail, headers, body, digest)"
+            " values (1, 's', 'contract', 'x', '{}', %s, sha256('x')) returning quarantine_id",
+            (CANARY.encode(),),
+        )
+        [(number,)] = await row.fetchall()
+        assert says(await dump(conn), CANARY)
+        for text in (f"first:{FIRST}", f"second:{SECOND},first:{FIRST}"):
+            codec = use(text)
+            assert codec is not None
+            assert await rekey(conn, codec, progress=lambda _table, _done, _of: None) > 0
+            assert not says(await dump(conn), CANARY)
+            assert await rekey(conn, codec, progress=lambda _table, _done, _of: None) == 0
+        use(f"second:{SECOND}")
+        [claim] = await tasks.claimed_under(conn, token=second.token)
+        assert json.loads(claim.opened().payload) == {"card": CANARY}
+        kept = await stored.read_apart(conn, number, tenant=1)
+        assert kept is not None
+        assert kept.body == CANARY.encode()
+        await tasks.settle(conn, [answer(claim, Outcome("done", {"token": CANARY}))])
+        assert (await until_status(client, started, "completed")).output == CANARY
 
 
 async def claimed(conn: Connection) -> list[Message]:

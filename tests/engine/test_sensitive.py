@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
+from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel
@@ -18,9 +20,11 @@ from contracts.outcome import Outcome
 from contracts.sensitive import Sensitive
 from orchestrator import Context, Retry, StepError, workflow
 from orchestrator.cli import main
+from orchestrator.cli.arguments import parser
 from orchestrator.client import Client
 from orchestrator.core.redaction import Line, Redaction
 from orchestrator.flows import Flows
+from orchestrator.store import tasks
 from orchestrator.store.database import Connection
 from receiver import inbox
 from tests.engine.conftest import Working
@@ -92,7 +96,50 @@ async def canary(ctx: Context, order: Order) -> Receipt:
     return Receipt(token=charged.token)
 
 
-CANARIES: Final = Flows([canary])
+class Render(Command[Charged], type="canary.render"):
+    card: Annotated[str, Sensitive]
+
+
+@workflow(name="canary-seen", version="1")
+async def seen(ctx: Context, order: Order) -> None:
+    """Waits for a service, a worker of queues and an event at once."""
+    await ctx.all(
+        ctx.call(Charge(card=order.card)),
+        ctx.task(Render(card=order.card), queue="q"),
+        ctx.event(Arrived, key=order.order),
+    )
+
+
+CANARIES: Final = Flows([canary, seen])
+SHOW: Final = {
+    "check-replay": "",
+    "list": "",
+    "approvals": "",
+    "show": "execution",
+    "why": "execution",
+    "trace": "execution",
+    "task list": "",
+    "task show": "task",
+    "outbox list": "",
+    "outbox show": "message",
+    "delivery list": "message",
+    "dlq list": "",
+    "dlq show": "message",
+    "inbox list": "",
+    "inbox show": "event",
+    "inbox explain": "event",
+    "mutex list": "",
+    "endpoint list": "",
+}
+"""Commands that show what executions, messages and mail are about, and of which one."""
+OTHERS: Final = frozenset(
+    """migrate;worker;tasks;relay;receiver;demo;dev;start;resume;cancel;decide;terminate;resolve;contracts
+    endpoint add;endpoint show;endpoint set;endpoint enable;endpoint disable;endpoint rotate
+    sender add;sender set;sender rotate;sender list;subscription add;subscription remove;subscription list
+    mutex show;inbox redrive;contract add;contract remove;contract list;delivery curl;dlq replay;dlq discard
+    flow list;flow share;flow unshare;payloads rekey;payloads sweep""".replace("\n    ", ";").split(";")
+)
+"""Commands that show no data; and `delivery curl`, which is there to send it once more."""
 VERBS: Final = (
     ("show",),
     ("show", "-o", "json"),
@@ -172,6 +219,70 @@ async def test_a_secret_is_in_no_output_no_log_no_span_and_no_error(  # noqa: PL
     ).fetchone()
     assert journal is not None
     assert CANARY in journal[0], "programs get it"
+
+
+def verbs(of: argparse.ArgumentParser, *before: str) -> Iterator[str]:
+    """Each command with its verb."""
+    tree = cast("Any", of)
+    below: list[dict[str, argparse.ArgumentParser]] = [
+        action.choices for action in tree._actions if type(action).__name__ == "_SubParsersAction"
+    ]
+    if not below:
+        yield " ".join(before)
+    for choices in below:
+        for name, one in choices.items():
+            yield from verbs(one, *before, name)
+
+
+def test_each_command_is_known_to_show_data_or_not_to() -> None:
+    """A new command belongs into SHOW, unless it can show nothing that an author may declare as Sensitive."""
+    assert set(verbs(parser())) == {*SHOW, *OTHERS}
+
+
+async def test_a_secret_is_in_nothing_that_is_shown_of_messages_tasks_and_mail(
+    working: Working, client: Client, conn: Connection, dsn: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = (await client.start(CANARIES.get("canary-seen"), {"order": "o-1", "card": CANARY})).execution_id
+    found: list[tasks.Task] = []
+
+    async def taken() -> bool:
+        found.extend(
+            await tasks.claim(conn, queues=["q"], limit=1, owner="w", token=uuid4(), lease=timedelta(hours=1))
+        )
+        return bool(found)
+
+    async with working(flows=CANARIES):
+        await until(taken, what="a task")
+        await tasks.beat(conn, [(found[0], json.dumps({"at": CANARY}))], lease=timedelta(hours=1))
+        pin = json.dumps({"order": "o-9", "pin": TOKEN})
+        await inbox.post(
+            conn, [event("e9", type=Arrived.type_, key="o-9", data=pin, body=f'{{"data":{pin}}}'.encode())]
+        )
+    [(message,)] = await (await conn.execute("select message_id::text from waypost.outbox")).fetchall()
+    [(came,)] = await (await conn.execute("select inbox_id::text from waypost.inbox")).fetchall()
+    await conn.execute(
+        "insert into waypost.delivery (tenant_id, message_id, attempt, started_at, duration, outcome, response)"
+        " values (1, %s, 1, now(), interval '1 s', 'transient', %s)",
+        (message, f"no {CANARY}".encode()),
+    )
+    await conn.execute(
+        "insert into waypost.quarantine (tenant_id, sender, reason, detail, type, headers, body, digest)"
+        " values (1, 's', 'contract', %s, %s, '{}', %s, sha256('x'))",
+        (f"at /pin: {TOKEN}", Arrived.type_, f'{{"data":{pin}}}'.encode()),
+    )
+    [(apart,)] = await (await conn.execute("select 'q' || quarantine_id from waypost.quarantine")).fetchall()
+    names = {"execution": str(started), "task": str(found[0].task_id), "message": message, "": None}
+
+    told: dict[tuple[str, ...], str] = {}
+    for command, what in SHOW.items():
+        for name in [came, apart] if what == "event" else [names[what]]:
+            words = (*command.split(), *([] if name is None else [name]))
+            for form in ((), ("-o", "json")):
+                told[*words, *form] = await said(capfd, dsn, *words, *form)
+
+    assert {line for line, text in told.items() if CANARY in text or TOKEN in text} == set()
+    for line in (("task", "show"), ("outbox", "show"), ("delivery", "list"), ("inbox", "show")):
+        assert all("[redacted]" in text for at, text in told.items() if at[:2] == line), line
 
 
 async def test_an_execution_that_an_event_started_hides_what_its_version_declares(
