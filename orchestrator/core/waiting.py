@@ -44,11 +44,13 @@ class OpenAsk:
 @dataclass(frozen=True, slots=True)
 class Open:
     """`asks` have not ended, in the order of their asking; `settling` ran out of time or were withdrawn, and what
-    became of them comes yet: before that they are not undone, and no person is asked.
+    became of them comes yet: before that they are not undone, no person is asked, and they keep their mutexes. What has
+    one is `exclusive`.
     """
 
     asks: list[OpenAsk]
     settling: list[OpenAsk]
+    exclusive: set[str] = field(default_factory=set[str])
 
 
 def open_in(journal: Iterable[Fact]) -> Open:
@@ -87,6 +89,8 @@ def resent(found: Open, fact: Fact) -> None:
 def ended(found: Open, fact: Fact) -> None:
     drop(found.settling, fact.path)
     ask = drop(found.asks, fact.path)
+    if ask is not None and ask.kind == "mutex":
+        found.exclusive.add(fact.path.removesuffix("/mutex"))
     is_asked = fact.data["outcome"] == "unknown" and "probed" not in error_in(fact.data)
     if ask is not None and ask.has_probe and is_asked:
         found.asks.append(replace(ask, probing=True))
@@ -102,7 +106,7 @@ def withdrawn(found: Open, fact: Fact) -> None:
             return
     ask = drop(found.asks, fact.path)
     idle = ask is not None and ask.do in ("call", "task") and ask.next_at is not None
-    if ask is not None and ask.has_undo and not idle:
+    if ask is not None and (ask.has_undo or ask.path in found.exclusive) and not idle:
         found.settling.append(replace(ask, withdrawn=True))
 
 

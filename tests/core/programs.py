@@ -12,10 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, assert_never
 
 from hypothesis import strategies as st
+from pydantic import create_model
 
 from contracts.messages import Action
-from orchestrator import Cancelled, Context, Effect, NotDone, Retry, command, local, seconds, workflow
+from orchestrator import (
+    Cancelled,
+    Command,
+    Context,
+    Effect,
+    NotDone,
+    Retry,
+    command,
+    local,
+    seconds,
+    workflow,
+)
 from orchestrator.core.errors import FlowError, is_fault
+from orchestrator.core.path import mutex_path
 from orchestrator.core.terms import Undo
 from orchestrator.workflow import Workflow
 from tests.core.places import Place
@@ -43,17 +56,18 @@ KEYS: tuple[str, ...] = ("k", "l")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call, a local step or a transaction; when `hold`, a person decides about an unknown outcome, which a
-    transaction never has.
+    """A call, a task, a local step or a transaction; when `hold`, a person decides about an unknown outcome, which a
+    transaction never has. With a `mutex` it is asked for when it is its turn.
     """
 
-    kind: Literal["call", "step", "transaction"]
+    kind: Literal["call", "task", "step", "transaction"]
     name: str = "a"
     undo: Undone = "no"
     hold: bool = False
     timed: bool = False
     attempts: int = 1
     policy: Policy = "exponential"
+    mutex: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +183,10 @@ class Walker:
     async def walk(self, node: Node, place: Place, *, safe: bool = False) -> None:
         match node:
             case Ask():
-                await self.waits(place, ask(self.ctx, node, self.path(place, named(node)), place))
+                path = self.path(place, named(node))
+                if node.mutex is not None:
+                    self.program.expected.add(mutex_path(path))
+                await self.waits(place, ask(self.ctx, node, path, place))
             case Wait():
                 self.path(place, node.type)
                 timeout = seconds(TIMEOUT_SECONDS) if node.timed else None
@@ -304,6 +321,16 @@ class Walker:
             self.mark("closing", scope=place.scopes[-1], well=True)
 
 
+made: Any = create_model
+Job: Any = made(
+    "Job",
+    __base__=Command[Any],
+    __cls_kwargs__={"type": "do.it"},
+    at=(str, ...),
+    **{"in": (list[str], ...)},
+)
+
+
 def work(at: str, scopes: list[str]) -> Any:
     """What the local steps run, were they run."""
 
@@ -332,13 +359,22 @@ async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
         await ctx.call(
             "svc", "do.it", {"at": at, "in": scopes},
             undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node), retry=resends_of(node),
+            mutex=node.mutex,
+        )  # fmt: skip
+    elif node.kind == "task":
+        await ctx.task(
+            Job.model_validate({"at": at, "in": scopes}), queue="q", undo=undo_of(node.undo, at), timeout=timeout,
+            unknown=unknown, name=named(node), retry=resends_of(node) or Retry(attempts=node.attempts),
+            mutex=node.mutex,
         )  # fmt: skip
     elif node.kind == "transaction":
-        await ctx.transaction(write, at, scopes, undo=exact_undo_of(node.undo, at), name=named(node))
+        await ctx.transaction(
+            write, at, scopes, undo=exact_undo_of(node.undo, at), name=named(node), mutex=node.mutex
+        )
     else:
         await ctx.step(
             work, at, scopes, undo=undo_of(node.undo, at), timeout=timeout, unknown=unknown, name=named(node),
-            **promises_of(node),
+            mutex=node.mutex, **promises_of(node),
         )  # fmt: skip
 
 
@@ -388,7 +424,9 @@ def exact_undo_of(how: Undone, at: str) -> Action | Callable[[Any], Action] | No
 
 def asks() -> st.SearchStrategy[Ask]:
     undos: list[Undone] = ["fixed", "exact", "local", "needs reply", "no"]
-    kinds: list[Literal["call", "step", "transaction"]] = ["call", "call", "step", "step", "transaction"]
+    kinds: list[Literal["call", "task", "step", "transaction"]] = [
+        "call", "call", "task", "step", "step", "transaction",
+    ]  # fmt: skip
     policies: list[Policy] = [
         "exponential", "fixed", "linear", "total", "named", "once", "probed", "watched",
     ]  # fmt: skip
@@ -401,6 +439,7 @@ def asks() -> st.SearchStrategy[Ask]:
         timed=st.booleans(),
         attempts=st.integers(1, 3),
         policy=st.sampled_from(policies),
+        mutex=st.sampled_from([None, None, None, "m", "n"]),
     )
 
 

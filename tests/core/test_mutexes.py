@@ -22,6 +22,7 @@ from orchestrator import (
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
 from orchestrator.core.mutexes import FLOW
+from orchestrator.core.waiting import open_in
 from orchestrator.testing import EXECUTION, NOON, FlowTester
 from tests.core.answers import bare, cancelled, done, driven, refused, said, tell
 
@@ -482,3 +483,19 @@ def test_a_tester_takes_a_key_and_frees_it() -> None:
     assert tester.open == ["a"]
     with pytest.raises(AssertionError, match="expected one of none that is taken, not 'customer-7'"):
         tester.frees("customer-7")
+
+
+def test_what_a_withdrawn_step_without_undo_keeps_is_in_the_journal() -> None:
+    async def flow(ctx: Context, n: int) -> None:
+        await ctx.first(ctx.call("s", "a", mutex=KEY), ctx.sleep(minutes(5)))
+        await ctx.sleep(minutes(5))
+
+    machine = bare(flow)
+    tell(machine, "ended", "first.0/a/mutex", GRANTED)
+    machine.fire(NOON + minutes(5))
+    assert list(machine.mutexes.leaving) == ["first.0/a"]
+
+    assert [ask.path for ask in open_in(machine.new).settling] == ["first.0/a"]
+    tell(machine, "late", "first.0/a", {"outcome": "refused", "error": {"code": "never-sent"}})
+    assert open_in(machine.new).settling == []
+    machine.evict()

@@ -94,10 +94,13 @@ class World:
     def _answer(self) -> None:
         """Something that is waited for comes."""
         machine = self.machine
-        calls = [path for path, (_, ask) in machine.open.items() if ask.is_message]
+        calls = [path for path, (_, ask) in machine.open.items() if ask.is_sent]
         settling = machine.settling()
         runs = [ask.path for ask in machine.runnable()]
-        if self.pick(4) == 3:
+        turns = self._turns()
+        if turns and self.pick(3) != 2:
+            self._grant(self.of(turns))
+        elif self.pick(4) == 3:
             self._pass_time()
         elif runs and self.pick(3) == 2:
             path = self.of(runs)
@@ -115,6 +118,18 @@ class World:
         unknown = self.pick(3) == 2 and not self.machine.open[path][1].is_exact
         left = {"r": self.pick(3)} if unknown else None
         self.do(lambda: self.machine.attempt_failed(path, error, self.at, unknown=unknown, left=left))
+
+    def _turns(self) -> list[str]:
+        """Where it waits for a mutex that it may have: others may, and what it has itself nobody else gets."""
+        held = set(self.machine.mutexes.held.values())
+        return [
+            path
+            for path, (_, ask) in self.machine.open.items()
+            if ask.kind == "mutex" and ask.args["key"] not in held
+        ]
+
+    def _grant(self, path: str) -> None:
+        self.do(lambda: self.machine.tell("ended", path, {"outcome": "done", "value": None}, self.at))
 
     def _waits(self) -> list[tuple[str, str]]:
         return [(ask.args["type"], ask.args["key"]) for _, ask in self.machine.open.values() if ask.is_event]
@@ -167,7 +182,11 @@ class World:
         """An answer to anything that was ever asked, or an order that fits nothing."""
         asked = [fact.path for fact in [*self.journal, *self.machine.new] if fact.kind == "asked"]
         if asked and self.pick(2) == 0:
-            self._tell(self.of(asked))
+            path = self.of(asked)
+            if not path.endswith("/mutex"):
+                self._tell(path)
+            elif path in self._turns() or path not in self.machine.open:
+                self._grant(path)
         else:
             held = self.machine.held
             order = {"verdict": "perhaps", "by": "ann", "reason": "", "value": None}
