@@ -176,4 +176,24 @@ async def turns(ctx: Context, city: str) -> int:
     raise ValueError(f"no seat in {city}")
 
 
-FLOWS = (waits, races, asks, ends, maps, people, months, writes, turns)
+class Print(Command[Booked], type="album.print"):
+    city: str
+
+
+@workflow(name="golden.guides", version="1")
+async def guides(ctx: Context, city: str) -> str:
+    """Work for a queue that is done at the second try, a flow that is run and one that is only started."""
+    album = await ctx.task(
+        Print(city=city),
+        queue="paper",
+        priority=1,
+        undo=lambda found: Leave(city=city, ref=None if found is None else found.ref),
+        retry=Retry.fixed(minutes(1), attempts=2, jitter=0),
+        mutex="press",
+    )
+    paid = await ctx.child(months, 2, key=city, undo=Leave(city=city, ref=None))
+    ctx.start(turns, city)
+    raise ValueError(f"{paid} for {album.ref}")
+
+
+FLOWS = (waits, races, asks, ends, maps, people, months, writes, turns, guides)

@@ -23,7 +23,7 @@ from orchestrator.engine.attempt import Done, Failure, Refusal
 from orchestrator.engine.inputs import Inputs
 from orchestrator.flows import Flow
 from orchestrator.store.executions import Mail
-from tests.golden.flows import asks, ends, maps, months, people, races, turns, waits, writes
+from tests.golden.flows import asks, ends, guides, maps, months, people, races, turns, waits, writes
 
 Json = Any
 FOLDER: Final = Path(__file__).parent
@@ -352,6 +352,18 @@ def a_trip_that_waits_for_its_turn_and_an_undo_that_is_sent_again() -> Recording
     return it
 
 
+def a_guide_that_is_printed_at_the_second_try_and_whose_child_is_undone() -> Recording:
+    it = Recording(guides, "Oslo")
+    it.is_granted("print/mutex")
+    it.fails("print", "no-paper")
+    it.passes(timedelta(minutes=1))
+    it.replies("print", {"ref": "a-1"})
+    it.replies("golden.months", 7)
+    it.replies("golden.months/undo")
+    it.replies("print/undo")
+    return it
+
+
 SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -369,6 +381,7 @@ SCENARIOS: Final[dict[str, Callable[[], Recording]]] = {
         a_trip_that_is_terminated,
         a_trip_that_is_written_down_and_undone,
         a_trip_that_waits_for_its_turn_and_an_undo_that_is_sent_again,
+        a_guide_that_is_printed_at_the_second_try_and_whose_child_is_undone,
     )
 }
 
