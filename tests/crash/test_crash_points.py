@@ -55,6 +55,7 @@ GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tes
 BY_PEOPLE: Final = (
     "what people do about dead letters; said again, it does nothing more: tests/cli/test_outbox.py"
 )
+OFFERED: Final = "an event that a person offers again, in one transaction: tests/receiver/test_quarantine.py"
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
@@ -62,13 +63,19 @@ NOT_HERE: Final = {
     "orchestrator.store.endpoints.ENABLE": ELSEWHERE,
     "orchestrator.store.endpoints.SET": ELSEWHERE,
     "orchestrator.store.inbox.BLAME": KEPT_APART,
+    "orchestrator.store.inbox.LOCK_ORPHAN": OFFERED,
+    "orchestrator.store.inbox.LOCK_WAITING": OFFERED,
+    "orchestrator.store.inbox.OFFER": OFFERED,
     "orchestrator.store.inbox.PUT_CONTRACT": ELSEWHERE,
+    "orchestrator.store.inbox.SHELVE": OFFERED,
     "orchestrator.store.inbox.RELEASE": KEPT_APART,
     "orchestrator.store.inbox.REMOVE_CONTRACT": ELSEWHERE,
     "orchestrator.store.payloads.WRITE_DELIVERY": BY_PAGES,
     "orchestrator.store.payloads.WRITE_INBOX": BY_PAGES,
     "orchestrator.store.payloads.WRITE_JOURNAL": BY_PAGES,
     "orchestrator.store.payloads.WRITE_OUTBOX": BY_PAGES,
+    "orchestrator.store.payloads.WRITE_QUARANTINE": BY_PAGES,
+    "orchestrator.store.payloads.WRITE_TASK": BY_PAGES,
     "orchestrator.store.outbox.ADVANCE": BY_PEOPLE,
     "orchestrator.store.outbox.COPY": BY_PEOPLE,
     "orchestrator.store.outbox.DISCARD": BY_PEOPLE,
@@ -96,6 +103,7 @@ NOT_HERE: Final = {
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,
+    "orchestrator.store.terminating.LET_GO": ELSEWHERE,
     "orchestrator.store.terminating.TERMINATE": ELSEWHERE,
     "orchestrator.store.versions.ALONE": ELSEWHERE,
     "orchestrator.store.versions.SHARE": ELSEWHERE,
