@@ -1,7 +1,7 @@
 """Fixtures that all tests share. A test that asks for `dsn`, `conn` or `pool` gets a database of its own.
 
-What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18 and 15. What takes minutes is marked
-`@pytest.mark.proof`: `make proof` runs it, `make test` does not.
+What concerns SQL is marked `@pytest.mark.postgres`: it runs on PostgreSQL 18, and as a proof on 15. What takes minutes
+is marked `@pytest.mark.proof`: `make proof` runs it, `make test` does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ pytest_plugins = ["orchestrator.testing.plugin"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "postgres: runs on the embedded PostgreSQL 18 and on the system's 15")
+    config.addinivalue_line(
+        "markers", "postgres: runs on the embedded PostgreSQL 18, and as a proof on the system's 15"
+    )
     config.addinivalue_line("markers", "proof: takes minutes; `make proof` runs it")
 
 
@@ -37,7 +39,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker("postgres") is not None
     if marked and "cluster" in metafunc.fixturenames:
-        metafunc.parametrize("cluster", [EMBEDDED, OLDEST], indirect=True, ids=["pg18", "pg15"])
+        newest = pytest.param(EMBEDDED, id="pg18")
+        oldest = pytest.param(OLDEST, id="pg15", marks=pytest.mark.proof)
+        metafunc.parametrize("cluster", [newest, oldest], indirect=True)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from tests.core.programs import TOTAL, WITHIN_RETRY_SECONDS, Node, Program, pati
 from tests.core.world import OUTCOMES, World, state
 from tests.evidence import Evidence
 
-EXAMPLES: Final = 150
+EXAMPLES: Final = 75
 EXAMPLES_IN_PROOF: Final = 5_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
