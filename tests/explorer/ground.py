@@ -39,6 +39,12 @@ SEQUENCES: Final[LiteralString] = """
      order by c.relname
 """
 
+PARENT: Final = "definition"
+"""The table that others refer to: emptied last, and filled first."""
+
+MUTABLE: Final[LiteralString] = "alter table waypost.definition disable trigger user"
+"""What was published is never changed, but for the next race."""
+
 FUNCTION: Final[LiteralString] = """
     create function {name}() returns void language plpgsql as {body}
 """
@@ -113,16 +119,16 @@ def furnish(conn: psycopg.Connection[Any]) -> None:
     """Make the functions `clear`, `keep` and `restore` for the tables and sequences that there are now."""
     tables = [name for (name,) in conn.execute(TABLES, (list(UNTOUCHED),)).fetchall()]
     sequences = [name for (name,) in conn.execute(SEQUENCES, (list(UNTOUCHED),)).fetchall()]
-    alone = sql.SQL("perform set_config('session_replication_role', 'replica', true)").format()
-    clear, keep, restore = [alone], list[sql.Composed](), [alone]  # what is put back fires no trigger
-    for name in tables:
+    conn.execute(MUTABLE)
+    keep = list[sql.Composable]()
+    emptied, filled = list[sql.Composable](), list[sql.Composable]()
+    for name in sorted(tables, key=lambda name: name == PARENT):
         ours, kept = sql.Identifier("waypost", name), sql.Identifier("explorer", name)
         conn.execute(sql.SQL("create table {} (like {})").format(kept, ours))
-        emptied = sql.SQL("delete from {}").format(ours)
-        clear.append(emptied)
+        emptied.append(sql.SQL("delete from {}").format(ours))
         keep.append(sql.SQL("delete from {}; insert into {} table {}").format(kept, kept, ours))
-        again = sql.SQL("{}; insert into {} overriding system value table {}")
-        restore.append(again.format(emptied, ours, kept))
+        filled.append(sql.SQL("insert into {} overriding system value table {}").format(ours, kept))
+    clear, restore = [*emptied], [*emptied, filled[-1], *filled[:-1]]
     for name in sequences:
         ours, kept = sql.Identifier("waypost", name), sql.Identifier("explorer", name)
         conn.execute(sql.SQL("create table {} (last_value bigint, is_called boolean)").format(kept))
