@@ -72,6 +72,7 @@ def test_the_demo_meets_four_fates_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert not Path(data).exists()
 
 
+@pytest.mark.proof
 def test_the_demo_on_a_configured_server_leaves_its_databases_alone(dsn: str, tmp_path: Path) -> None:
     with running(waypost("demo"), environment={"WAYPOST_DATABASE_URL": dsn}, output=tmp_path / "out") as demo:
         code = demo.process.wait(120)
@@ -88,6 +89,7 @@ def test_the_demo_on_a_configured_server_leaves_its_databases_alone(dsn: str, tm
     assert (databases, executions) == (0, 0)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: signal.Signals) -> None:
     with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
@@ -103,6 +105,7 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path, sign: sign
     assert not Path(data).exists()
 
 
+@pytest.mark.proof
 def test_a_demo_that_is_stopped_impatiently_leaves_nothing_behind(tmp_path: Path) -> None:
     with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
         data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
@@ -167,6 +170,7 @@ def test_dev_keeps_its_data_and_its_key(folder: Path, tmp_path: Path) -> None:
         assert (folder / name).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.proof
 def test_a_second_dev_on_a_folder_is_refused_in_the_shell_of_the_first_too(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -190,6 +194,7 @@ def test_a_second_dev_on_a_folder_is_refused_in_the_shell_of_the_first_too(
     assert exported(after)["WAYPOST_SECRET_KEY"] == inherited["WAYPOST_SECRET_KEY"]
 
 
+@pytest.mark.proof
 def test_dev_on_a_configured_database_locks_its_folder(dsn: str, tmp_path: Path) -> None:
     settings = {
         "WAYPOST_DATABASE_URL": dsn,
@@ -236,6 +241,7 @@ def test_a_part_that_dies_is_started_again_by_dev(dsn: str, tmp_path: Path) -> N
     assert code == 0
 
 
+@pytest.mark.proof
 def test_a_database_of_dev_that_dies_is_started_again_where_it_was(folder: Path, tmp_path: Path) -> None:
     settings = {"WAYPOST_DATA_DIR": str(folder), "WAYPOST_RECEIVER_ADDR": "127.0.0.1:0"}
     command = [*waypost(), "list", "-o", "ids"]
@@ -304,6 +310,7 @@ def test_dev_tells_the_first_try_that_fails(dsn: str, tmp_path: Path) -> None:
     assert code == 0
 
 
+@pytest.mark.proof
 def test_dev_takes_another_port_when_its_own_is_taken_and_says_so(folder: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -173,6 +173,7 @@ async def test_every_commit_for_a_collector_is_a_crash_point(cluster: Cluster, t
     assert passed == {name: {"before", "after", "lost"} for name in TRACED}
 
 
+@pytest.mark.proof
 async def test_a_death_at_a_commit_of_a_family_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """Of those that begin a child, tell it to end, or tell its parent that it has."""
     async with stands(cluster, tmp_path, FEW_STANDS) as some:

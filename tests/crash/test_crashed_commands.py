@@ -19,6 +19,8 @@ from tests.crash.desk import CLIENT, Desk, desk
 from tests.crash.points import Point
 from tests.engine.flows import FLOWS
 
+pytestmark = pytest.mark.proof
+
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 URL: Final = "https://bank.example/waypost"
@@ -270,7 +272,6 @@ async def secrets_of(conn: Connection, it: Desk, kind: str, name: str) -> list[S
     return found
 
 
-@pytest.mark.proof
 async def test_who_migrates_again_after_a_crash_has_the_same_database(
     cluster: Cluster, tmp_path: Path
 ) -> None:

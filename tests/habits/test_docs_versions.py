@@ -72,6 +72,7 @@ def plain(text: str) -> str:
     return re.sub(r" +", " ", re.sub(r"(now|\d+ [smhd])$", "AGE", text, flags=re.MULTILINE)).strip()
 
 
+@pytest.mark.proof
 def test_a_flow_is_changed_as_the_page_says(team: Team) -> None:
     refused, check, share, listing, whole = blocks(PAGE, "sh")
     told, found, listed = blocks(PAGE, "text")
