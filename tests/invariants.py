@@ -268,7 +268,7 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
          where i.data ->> 'code' = 'never-sent' and (reached or state in ('due', 'sending', 'delivered'))
     """,
     "at most once, claimed twice": """
-        select message_id from waypost.outbox where at_most_once and attempts > 1
+        select message_id from waypost.outbox where at_most_once and attempts - spared > 1
     """,
     "stuck": """
         select execution_id || ' ' || because from waypost.stuck where because <> 'no-reason'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import psycopg
 import pytest
@@ -87,6 +88,18 @@ async def test_who_is_not_explored_passes_every_stop(ground: Ground) -> None:
     assert got.outcome == "stored"
 
 
+NO_RACE_YET: Final = {
+    "advance_lanes: freed lanes seen",
+    "advance_lanes: lanes advanced",
+    "advance_lanes: lanes locked",
+    "lock_families: keys locked",
+    "put_back: messages locked",
+}
+"""Of lanes, of dead letters, and of families that wait for events: tried one after the other only, in tests/relay and
+tests/engine.
+"""
+
+
 @ON_18
 @pytest.mark.proof
 @pytest.mark.asyncio(loop_scope="session")
@@ -98,7 +111,7 @@ async def test_every_stop_of_the_scripts_is_one_of_some_race(ground: Ground) -> 
             seen |= {step.partition(" from ")[2] for step in (await stage.run(orders.follow(order))).steps}
 
     with psycopg.connect(ground.dsn) as conn:
-        assert stops(conn) - seen == set()
+        assert stops(conn) - seen == NO_RACE_YET
 
 
 COLLIDING = """
