@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from contracts import trace
+from contracts.codec import is_box
 from contracts.envelope import Envelope
 from contracts.errors import ContractViolation, MalformedEvent, NotAllowed
 from contracts.replies import CAUSATION, SUFFIXES, Said, as_uuid, said_by
@@ -44,11 +45,14 @@ def mail_of(arrival: Arrival) -> MailItem:
     What names a message, and is named like a reply, is one; whether it fits the message is looked at when it is
     stored. What names a message that we never sent is kept as one that matches nothing.
 
-    Raises NotAllowed for a source that is ours, or not its sender's; MalformedEvent for a reply whose data is none.
+    Raises NotAllowed for a source that is ours, or not its sender's; MalformedEvent for a reply whose data is none, and
+    for data that looks sealed: whoever waits for it would be held for a key that nobody has.
     """
     envelope = arrival.envelope
     if (sources := arrival.sender.policy.sources) and not may_use(sources, envelope.source):
         raise NotAllowed("the sender may not use the source of the event")
+    if is_box(envelope.data):
+        raise MalformedEvent(["data: expected no box of sealed data, which only the database has"])
     said = said_by(envelope, None)
     return MailItem(
         tenant=arrival.sender.tenant_id,

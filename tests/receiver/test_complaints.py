@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from contracts.codec import Codec, Sealing
 from contracts.envelope import decode_structured
 from orchestrator.registry import set_sender
 from receiver.settings import ReceiverSettings
@@ -99,6 +100,21 @@ async def test_json_that_is_no_object_is_json_in_headers_too(world: World, body:
     assert (answer.status, bare.status, bare.json["attributes"]) == (202, 400, ["data"])
     stored, kept = await one(world.conn, "select data, body from waypost.inbox")
     assert (stored, decode_structured(kept).data) == (data, body)
+
+
+@pytest.mark.parametrize("payload_keys", [False, True])
+async def test_a_stranger_cannot_send_what_looks_sealed(
+    world: World, payload_keys: bool
+) -> None:  # a parameter
+    """Whoever waits for it would be held for a key that nobody has."""
+    Sealing.codec = Codec([("k", bytes(32))], bytes) if payload_keys else None
+    try:
+        answer = await world.refused(request(event(data={"sealed": {"key": "x", "box": "y"}})))
+        beside = await world.post(event(id="e2", data={"sealed": {"key": "x", "box": "y"}, "order": 1}))
+    finally:
+        Sealing.codec = None
+
+    assert (answer.status, answer.json["attributes"], beside.status) == (400, ["data"], 202)
 
 
 async def test_an_event_is_acknowledged_before_anybody_acts_on_it(pool: Pool, conn: Connection) -> None:
