@@ -12,7 +12,8 @@
 -- dies in between loses nothing.
 --
 -- Keys of steps and keys of whole executions (`flow`) are different things. An execution asks for the one of the whole
--- first, and a step that has one waits for nothing else that has one: so no two wait for each other.
+-- first; a step that has one waits for nothing else that has one; and nothing that a flow with one waits for, its
+-- children and theirs, asks for the one of a whole. So no two wait for each other.
 
 
 -- One row is an ask for a mutex: granted, or waiting, in the order of `ticket`.
@@ -194,71 +195,3 @@ begin
     return query
     select v_count, v_count < coalesce(cardinality(v_first), 0) or cardinality(v_key) = p_limit;
 end $$;
-
-
--- What is stuck, as 0004 and 0018 say it. New here: who waits for a mutex has a reason to move, as long as whoever has it
--- is not at its end. `mutex-stranded` says that it is: then a worker takes it from it.
-create or replace view waypost.stuck as
-select e.tenant_id, e.execution_id, e.definition, e.version, e.status, e.undoing, e.owner,
-       case when e.status <> 'open' then 'lost-order'
-            when e.mail_received > e.mail_read then 'lost-wake-up'
-            when turn.moves is not null then 'mutex-stranded'
-            else 'no-reason' end as because
-  from waypost.execution e
-  -- Lateral, so that each is looked up by its index: `not exists` would be answered by reading the whole outbox once.
-  left join lateral
-       (select true as moves
-          from waypost.outbox o
-         where o.tenant_id = e.tenant_id
-           and o.execution_id = e.execution_id
-           and o.command
-           and (o.state = 'stopping' or (o.state in ('due', 'sending') and not o.replied))
-         limit 1) message on true
-  left join lateral
-       (select true as moves
-          from waypost.wait w
-         where w.tenant_id = e.tenant_id
-           and w.execution_id = e.execution_id
-           and w.inbox_id is null
-         limit 1) event on true
-  left join lateral
-       (select true as moves
-          from waypost.approval p
-         where p.tenant_id = e.tenant_id
-           and p.execution_id = e.execution_id
-           and p.state = 'waiting'
-         limit 1) person on true
-  left join lateral
-       (select true as moves
-          from waypost.execution c
-         where c.tenant_id = e.tenant_id
-           and c.parent = e.execution_id
-           and c.finished_at is null
-         limit 1) child on true
-  left join lateral
-       (select bool_or(h.ticket is null or x.finished_at is null) as moves
-          from waypost.mutex m
-          left join waypost.mutex h
-            on h.tenant_id = m.tenant_id
-           and h.kind = m.kind
-           and h.key = m.key
-           and h.granted_at is not null
-          left join waypost.execution x
-            on x.tenant_id = h.tenant_id
-           and x.execution_id = h.execution_id
-         where m.tenant_id = e.tenant_id
-           and m.execution_id = e.execution_id
-           and m.granted_at is null) turn on true
- where e.owner is null
-   and e.wake_at is null
-   and e.finished_at is null
-   and case when e.status <> 'open' then e.orders_received > e.orders_read
-            else e.mail_received > e.mail_read
-                 or (message.moves is null and event.moves is null and person.moves is null
-                     and child.moves is null and turn.moves is not true) end
- union all
-select e.tenant_id, e.execution_id, e.definition, e.version, e.status, e.undoing, e.owner, 'owner-gone'
-  from waypost.execution e
-  left join waypost.worker w on w.worker_id = e.owner
- where e.owner is not null
-   and (w.worker_id is null or w.dead_at < now() - interval '5 minutes');

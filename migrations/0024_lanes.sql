@@ -298,8 +298,8 @@ as $$
 $$;
 
 
--- Does the errands of the transaction that commits, as 0011 describes it: gives events to flows, creates executions, writes messages. Fires
--- once for each errand; the first time does them all, and the others find nothing.
+-- Does the errands of the transaction that commits, as 0011 describes it: gives events to flows, creates executions,
+-- writes messages. Fires once for each errand; the first time does them all, and the others find nothing.
 create or replace function waypost.do_errands() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

@@ -119,8 +119,9 @@ begin
 end $$;
 
 
--- Creates the executions that new events start, as 0007, 0013 and 0015 describe it. New here: an event of our own that
--- too many starts have led to starts nothing, and what an event starts knows how many did.
+-- Creates the executions that new events start, as 0007 and 0013 describe it. New here: their deadline, if their
+-- definition has one (0015); an event of our own that too many starts have led to starts nothing, and what an event
+-- starts knows how many did.
 create or replace function waypost.start_by_events(p_inbox bigint[], p_trace text[], p_now timestamptz) returns void
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off

@@ -19,7 +19,7 @@ from orchestrator.store.executions import Mail
 
 Json = Any
 
-RESULTS_OF: Final = {"waypost:task": "tasks"}
+RESULTS_OF: Final = {"waypost:task": "tasks", "waypost:mutex": "mutex"}
 """Who says what became of something, by the source of its mail; else it is the relay."""
 
 
@@ -168,9 +168,6 @@ def tell(machine: Machine, mail: Mail, now: datetime, *, obeyed: bool) -> None:
             if mail.kind == "reply"
             else RESULTS_OF.get(mail.source or "", "relay")
         )
-        found = machine.open.get(mail.path or "")
-        if found is not None and found[1].kind == "mutex":
-            who = "mutex"
         if mail.epoch == machine.epoch:
             tell_outcome(machine, "ended", mail.path or "", data, now, actor=who)
         else:  # of what was asked before it continued as new; no path of now may be taken for it

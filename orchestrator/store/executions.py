@@ -164,8 +164,7 @@ class Mail:
     `sealed` says why its data could not be opened, `gone` why a part of them cannot be had. `data` is text: it may be
     anything. Of an event it is the JSON of the CloudEvent's data: any value, not only an object; base64 in a JSON
     string when they were bytes; None when there were none. `type`, `key` (the event's subject), `source` and `event_id`
-    are those of the event, and None of other mail; a result
-    has a source.
+    are those of the event, and None of other mail; a result has a source.
     """
 
     number: int

@@ -73,7 +73,9 @@ class Recording:
 
     def is_granted(self, path: str) -> None:
         """It is its turn to have the mutex that it asked for at `path`."""
-        self._post("result", path, {"outcome": "done", "value": None}, sender="waypost")
+        self._post(
+            "result", path, {"outcome": "done", "value": None}, sender="waypost", source="waypost:mutex"
+        )
 
     def receives(self, type_: str, key: str, data: Json, *, path: str) -> None:
         self._post("event", path, data, type_=type_, key=key)
@@ -93,12 +95,13 @@ class Recording:
         key: str | None = None,
         feed: bool = True,
         epoch: int = 0,
+        source: str | None = None,
     ) -> None:
         self._mail += 1
         mail = Mail(
             number=self._mail, kind=kind, epoch=epoch, path=path, data=json.dumps(data), sender=sender,
             received_at=self.at, inbox_id=self._mail, type=type_, key=key,
-            source=f"/{sender}" if type_ else None, event_id=f"e-{self._mail}" if type_ else None,
+            source=f"/{sender}" if type_ else source, event_id=f"e-{self._mail}" if type_ else None,
         )  # fmt: skip
         self._inputs.add([mail])
         if feed:
