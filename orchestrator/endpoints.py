@@ -43,10 +43,15 @@ async def change(
 ) -> None:
     """Set what `changes` names; None is the default. Relays know within seconds.
 
-    Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after, on_dead, headers,
-    idempotency, tls. Raises NotRegistered with every problem, UnknownEndpoint.
+    Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after, on_dead, ordered_by,
+    headers, idempotency, tls. Raises NotRegistered with every problem, UnknownEndpoint.
     """
-    if problems := problems_of(changes, allow):
+    problems = problems_of(changes, allow)
+    if changes.get("ordered_by") is not None and (await read(conn, name, tenant=tenant)).kind != "command":
+        problems.append(
+            "ordered: expected an endpoint for commands; of events each `waypost subscription add` says it"
+        )
+    if problems:
         raise NotRegistered(f"endpoint {shown(name)}", problems)
     written = {
         key: f"{value.total_seconds()} s" if isinstance(value, timedelta) else value

@@ -29,6 +29,7 @@ class Code(StrEnum):
     TAKEN_OVER = "taken-over"
     SLEEPING = "sleeping"
     STEP_RETRY = "step-retry"
+    BEHIND = "behind-another"
     TO_BE_SENT = "to-be-sent"
     DELIVERY_RETRY = "delivery-retry"
     SENDING = "sending"

@@ -142,6 +142,13 @@ def whose(row: MutexRow) -> str:
 def called(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:
     message = message_at(it, ask.path)
     match message.state:
+        case "waiting":
+            code, until, do = (
+                Code.BEHIND,
+                ask.due,
+                (f"see what `waypost endpoint show {message.endpoint}` says",),
+            )
+            words, attempt = f"waits behind another command in a lane of endpoint {message.endpoint}", 1
         case "due":
             code, words, until, do = unsent(it, message, now)
             attempt = message.attempts + 1

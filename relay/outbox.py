@@ -510,14 +510,16 @@ async def expire_due(conn: Connection, *, limit: int, now: datetime | None = Non
 
 
 ADVANCE: Final[LiteralString] = """
-    select waypost.advance_lanes(%(limit)s::int, %(now)s::timestamptz)
+    select waypost.advance_lanes(%(limit)s::int, %(now)s::timestamptz, %(commands)s::bool)
 """
 
 
-async def advance(conn: Connection, *, limit: int, now: datetime | None = None) -> int:
-    """Let the next message of each lane go whose head has ended; how many lanes were looked at."""
+async def advance(conn: Connection, *, limit: int, commands: bool, now: datetime | None = None) -> int:
+    """Let the next message of each lane go whose head has ended, of the lanes of commands or of those of events; how
+    many lanes were looked at. The connection is in autocommit: the two must not be locked in one transaction.
+    """
     async with conn.cursor() as cursor:
-        await cursor.execute(ADVANCE, {"limit": limit, "now": now})
+        await cursor.execute(ADVANCE, {"limit": limit, "commands": commands, "now": now})
         row = await cursor.fetchone()
         return row[0] if row else 0
 

@@ -288,9 +288,12 @@ class Relay:
             await self._give_back(conn)
             claims = await outbox.expire_claims(conn, limit=limit, now=now)
             messages = await outbox.expire_due(conn, limit=limit, now=now)
-            lanes = await outbox.advance(conn, limit=limit, now=now)
+            lanes = [
+                await outbox.advance(conn, limit=limit, commands=commands, now=now)
+                for commands in (True, False)
+            ]
             self._guarded = await health.guarded(conn)
-        if lanes:
+        if any(lanes):
             self._hinted.set()
         if claims:
             self._observer.saw("claims.expired", count=claims)
@@ -298,7 +301,7 @@ class Relay:
             self._hint("execution")
         if messages:
             self._observer.saw("messages.expired", count=messages)
-        return limit in (claims, messages, lanes)
+        return limit in (claims, messages, *lanes)
 
     def _guard(self) -> None:
         """A circuit has opened: do not wait for the next sweep to see it."""

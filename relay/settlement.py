@@ -112,10 +112,9 @@ class Settlement:
         batch = await self._post(conn, batch, now=now)
         states = await self._write(conn, batch, now=now)
         self._tell(batch, states)
-        if any(result.message.ordered for result in batch) and await outbox.advance(
-            conn, limit=self._settings.sweep_batch, now=now
-        ):
-            self._due()
+        for commands in {result.message.command for result in batch if result.message.ordered}:
+            if await outbox.advance(conn, limit=self._settings.sweep_batch, commands=commands, now=now):
+                self._due()
         try:
             await self._keep(conn, batch, now=now)
         except psycopg.Error as error:

@@ -260,12 +260,29 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
                  where command) z
          where z.n > 1
             or (z.n = 0 and z.state in ('withdrawn', 'stopped', 'refused', 'dead'))
-            or (z.n = 1 and z.state in ('due', 'sending', 'stopping', 'expired'))
+            or (z.n = 1 and z.state in ('waiting', 'due', 'sending', 'stopping', 'expired'))
     """,
     "never-sent, and yet sent": """
         select message_id from waypost.outbox o
           join waypost.inbox i on i.event_id = o.message_id || '/settled' and i.source = 'waypost:outbox'
          where i.data ->> 'code' = 'never-sent' and (reached or state in ('due', 'sending', 'delivered'))
+    """,
+    "two of one lane on their way": """
+        select endpoint || ' ' || lane from waypost.outbox
+         where ordered and state in ('due', 'sending', 'stopping')
+         group by tenant_id, command, endpoint, lane having count(*) > 1
+    """,
+    "waits in a lane behind nothing": """
+        select message_id from waypost.outbox o
+         where state = 'waiting'
+           and not exists (select 1 from waypost.lane l join waypost.outbox h
+                                      on (h.tenant_id, h.message_id) = (l.tenant_id, l.head)
+                            where (l.tenant_id, l.command, l.endpoint, l.lane)
+                                  = (o.tenant_id, o.command, o.endpoint, o.lane)
+                              and h.state in ('due', 'sending', 'stopping', 'dead'))
+           and not exists (select 1 from waypost.lane_free f
+                            where (f.tenant_id, f.command, f.endpoint, f.lane)
+                                  = (o.tenant_id, o.command, o.endpoint, o.lane))
     """,
     "at most once, claimed twice": """
         select message_id from waypost.outbox where at_most_once and attempts - spared > 1
@@ -302,7 +319,7 @@ AT_REST: Final[dict[str, LiteralString]] = {
     "not finished": "select execution_id || ' ' || status from waypost.execution where finished_at is null",
     "owned": "select execution_id from waypost.execution where owner is not null",
     "on its way": """
-        select message_id || ' ' || state from waypost.outbox where state in ('due', 'sending', 'stopping')
+        select message_id || ' ' || state from waypost.outbox where state in ('waiting', 'due', 'sending', 'stopping')
     """,
     "task on its way": """
         select task_id || ' ' || state from waypost.task where state in ('due', 'running', 'stopping')

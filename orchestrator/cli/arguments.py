@@ -277,6 +277,11 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
                 "--idempotency", choices=("bare", "quoted", "off"), help="how Idempotency-Key is written"
             )
             one.add_argument(
+                "--ordered",
+                choices=("execution", "key", "none"),
+                help="commands of one execution, or of one key, arrive in the order in which they were asked for",
+            )
+            one.add_argument(
                 "--on-dead",
                 choices=("block", "skip"),
                 help="what a dead letter does to what waits behind it in a lane",

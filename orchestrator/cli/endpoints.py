@@ -24,6 +24,11 @@ T = TypeVar("T")
 
 DEFAULT = "default"
 
+ORDERS = {
+    "execution": "in order for each execution",
+    "key": "in order for each key",
+    None: "in any order",
+}
 FAULTS = {
     "gone": "it answered 410",
     "failing": "only failures for days",
@@ -163,6 +168,8 @@ def words_in(args: Namespace) -> dict[str, Any]:
     for name in ("idempotency", "on_dead"):
         if getattr(args, name) is not None:
             said[name] = getattr(args, name)
+    if args.ordered is not None:
+        said["ordered_by"] = None if args.ordered == "none" else args.ordered
     return said
 
 
@@ -218,7 +225,12 @@ def told(found: EndpointState) -> str:
         "headers": ", ".join(found.headers) or None,
         "idempotency": found.idempotency if found.idempotency != "bare" else None,
         "tls": ", ".join(f"{name} {path}" for name, path in sorted(found.tls.items())) or None,
-        "dead in a lane": "the next one goes" if found.on_dead == "skip" else "the lane stops",
+        "commands": ORDERS[found.ordered_by] if found.kind == "command" else None,
+        "dead in a lane": None
+        if found.kind == "command"
+        else "the next one goes"
+        if found.on_dead == "skip"
+        else "the lane stops",
         "secrets": found.secrets,
         "waiting": found.waiting,
         "dead letters": found.dead,

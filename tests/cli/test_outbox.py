@@ -253,7 +253,7 @@ def test_headers_certificates_and_the_form_of_the_key_are_set_and_taken_back(run
 
     run(
         *("endpoint", "set", "billing", "--header", "Authorization=Bearer abc", "--tls", "ca=/etc/ca.pem"),
-        *("--idempotency", "quoted", "--on-dead", "skip"),
+        *("--idempotency", "quoted", "--ordered", "key"),
     )
     shown = run("endpoint", "show", "billing").out
     refused = run("endpoint", "set", "billing", "--header", "Host=evil.test", "--tls", "ca=x")
@@ -263,6 +263,6 @@ def test_headers_certificates_and_the_form_of_the_key_are_set_and_taken_back(run
     assert "Authorization" in shown
     assert "abc" not in shown
     assert "ca /etc/ca.pem" in shown
-    assert "the next one goes" in shown
+    assert "in order for each key" in shown
     assert refused.code == 2
     assert (after["headers"], after["tls"], after["idempotency"]) == ([], {}, "quoted")

@@ -95,6 +95,7 @@ def test_a_command_says_what_the_wire_asks_for() -> None:
             "replyto": "https://waypost.example/events/default/acme",
             "expirytime": "2027-01-15T12:05:00Z",
             "traceparent": trace.child(TRACE, f"{EXECUTION}/0/charge"),
+            "sequence": "0000000000000000002",
         },
     )
     assert (message.endpoint, message.lane, message.expires_at, message.at_most_once) == (

@@ -92,6 +92,7 @@ NO_RACE_YET: Final = {
     "advance_lanes: freed lanes seen",
     "advance_lanes: lanes advanced",
     "advance_lanes: lanes locked",
+    "advance_lanes: next ones locked",
     "lock_families: keys locked",
     "put_back: messages locked",
 }

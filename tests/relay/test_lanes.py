@@ -101,7 +101,7 @@ async def test_a_claim_does_not_look_at_what_waits_in_lanes(conn: Connection) ->
     async with conn.transaction():
         taken = await claim(conn, limit=10)
         await outbox.deliver(conn, [Result(taken[0], Answer(status=204, reached=True), Delivered(), NOON)])
-        await outbox.advance(conn, limit=10, now=NOON)
+        await outbox.advance(conn, commands=False, limit=10, now=NOON)
         again = await claim(conn, limit=10)
         cursor = await conn.execute(
             "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
@@ -254,7 +254,7 @@ async def stopped(conn: Connection, count: int = 3) -> list[UUID]:
     await conn.execute(
         "update waypost.outbox set state = 'dead', attempts = 1 where message_id = %s", (messages[0],)
     )
-    await outbox.advance(conn, limit=10, now=NOON)
+    await outbox.advance(conn, commands=False, limit=10, now=NOON)
     assert await states(conn, *messages) == ["dead", *["waiting"] * (count - 1)]
     return messages
 
@@ -302,7 +302,7 @@ async def test_a_message_that_was_there_already_does_not_stop_its_lane(conn: Con
     """An insert that does nothing has opened the lane for a message that has long arrived."""
     message = await event(conn, number=0)
     assert await delivered(conn, pool) == [0]
-    await outbox.advance(conn, limit=10)
+    await outbox.advance(conn, commands=False, limit=10)
 
     await conn.execute(
         """
@@ -311,7 +311,7 @@ async def test_a_message_that_was_there_already_does_not_stop_its_lane(conn: Con
         """,
         (message,),
     )
-    await outbox.advance(conn, limit=10)
+    await outbox.advance(conn, commands=False, limit=10)
 
     assert await lanes(conn) == []
     assert await states(conn, await event(conn)) == ["due"]

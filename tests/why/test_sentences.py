@@ -133,6 +133,7 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("endpoint-unknown", case(CALL, messages=[MESSAGE], endpoints=[])),
     ("endpoint-disabled", case(CALL, messages=[TRIED], endpoints=[replace(ENDPOINT, state="disabled")])),
     ("endpoint-paused", case(CALL, messages=[TRIED], endpoints=[replace(ENDPOINT, paused_until=at(90))])),
+    ("behind-another", case(CALL, messages=[replace(MESSAGE, state="waiting", attempts=0)])),
     ("circuit-open", case(CALL, messages=[TRIED], endpoints=[replace(ENDPOINT, open_until=at(20))])),
     ("endpoint-no-secret", case(CALL, messages=[MESSAGE], endpoints=[replace(ENDPOINT, has_secret=False)])),
     ("awaiting-reply", case(CALL, messages=[replace(TRIED, state="delivered", http_status=202)])),
