@@ -23,6 +23,7 @@ from orchestrator.cli.mutexes import mutex
 from orchestrator.cli.output import Exit, note, plain
 from orchestrator.cli.payloads import payloads
 from orchestrator.cli.replays import check_replay
+from orchestrator.cli.simulate import simulate
 from orchestrator.cli.subscriptions import subscription
 from orchestrator.cli.tasks import task
 from orchestrator.cli.trace import trace
@@ -61,6 +62,7 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
     "flow": flow,
     "check-replay": check_replay,
     "payloads": payloads,
+    "simulate": simulate,
     "demo": demo.run,
     "dev": dev.run,
 }

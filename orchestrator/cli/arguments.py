@@ -10,7 +10,7 @@ from uuid import UUID
 
 from contracts.errors import shown
 from orchestrator.core.status import Status
-from orchestrator.settings import span
+from orchestrator.settings import Address, address_of, span
 from receiver.schemes import PRESETS
 
 REASONS: Final = ("early", "late", "orphaned", "unmatched", "contract", "mapping", "expired", "conflict")
@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     add_messages(command)
     add_contracts(command)
     add_versions(command)
+    add_simulators(command)
     demo = command("demo", "Show it all: start every part and three services, and run four orders.")
     demo.add_argument("--once", action="store_true", help="end when the orders are over")
     dev = command("dev", "Run every part on this machine, with a database in the data folder that is kept.")
@@ -584,6 +585,46 @@ def add_versions(command: Command) -> None:
         "--under", metavar="FLOW@VERSION", help="all that is open of this flow against this version of it"
     )
     add_output(check)
+
+
+def address(text: str) -> Address:
+    try:
+        return address_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_simulators(command: Command) -> None:
+    """Others, for tests of one's own."""
+    verbs = command("simulate", "Others, for your own tests: see docs/testing.md.").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    endpoint = verbs.add_parser("endpoint", help="serve an endpoint whose paths say how it misbehaves")
+    endpoint.add_argument(
+        "--addr",
+        type=address,
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where it listens; port 0: any that is free (default: 127.0.0.1:0)",
+    )
+    either = endpoint.add_mutually_exclusive_group()
+    either.add_argument(
+        "--behaviour",
+        action="append",
+        default=[],
+        metavar="BEHAVIOUR",
+        help="whatever the path; may be repeated: one after the other, the last one goes on",
+    )
+    either.add_argument("--script", metavar="FILE", help="JSON: paths, and lists of behaviours in turn")
+    endpoint.add_argument(
+        "--secret-env",
+        action="append",
+        default=[],
+        metavar="VARIABLE",
+        help="of the environment: it has the secret that requests are signed with; may be repeated",
+    )
+    endpoint.add_argument("--list", action="store_true", help="only say which behaviours there are")
+    add_output(endpoint, "table")
 
 
 TASK_STATES = (*("due", "running", "stopping", "done", "refused", "failed", "lost", "expired", "withdrawn"),)

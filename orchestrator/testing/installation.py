@@ -38,6 +38,8 @@ from orchestrator.bootstrap import RECEIVER_CONNECTIONS, RELAY_CONNECTIONS, WORK
 from orchestrator.cli.processes import Children
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows, load
+from orchestrator.simulators.kinds import ANY
+from orchestrator.simulators.zoo import Zoo, zoo
 from orchestrator.store import database
 from orchestrator.store.database import Connection
 from orchestrator.store.hints import Hints, running
@@ -55,6 +57,7 @@ from relay.settings import RelaySettings
 I = TypeVar("I")  # noqa: E741  # what a flow is given
 
 SOURCE: Final = "/waypost"
+LOOPBACK: Final = (ip_network("127.0.0.0/8"),)
 OUTSIDE: Final = "outside"
 """The sender of events that a test posts."""
 LOOK: Final = timedelta(milliseconds=100)
@@ -109,13 +112,23 @@ class Installation:
                 in_answer=in_answer,
             )
             await self._stack.enter_async_context(service.serving())
-            networks = (ip_network("127.0.0.0/8"),)
             await registry.add_endpoint(
-                self.conn, self._place.vault, name=name, url=service.url, secret=endpoint, allow=networks
+                self.conn, self._place.vault, name=name, url=service.url, secret=endpoint, allow=LOOPBACK
             )
             await registry.add_sender(self.conn, self._place.vault, name=name, secret=sender)
             self.services[name] = service
         return self.services[name]
+
+    async def endpoint(self, name: str, *behaviours: str) -> Zoo:
+        """An endpoint that misbehaves, registered as `name`: its requests get `behaviours` one after the other, such as
+        `reset` or `status/503`, and the last one for ever. Raises BehaviourInvalid.
+        """
+        secret = Secret.of(chance.token_bytes(32))
+        made = await self._stack.enter_async_context(zoo(secrets=[secret], script={ANY: behaviours}))
+        await registry.add_endpoint(
+            self.conn, self._place.vault, name=name, url=made.url, secret=secret, allow=LOOPBACK
+        )
+        return made
 
     async def start(self, flow: Workflow[I, Any], input: I, *, key: str | None = None) -> UUID:  # noqa: A002  # an execution's input, everywhere
         """Start an execution, and tell its id."""
@@ -278,7 +291,7 @@ def _all_of(flows: Sequence[Workflow[Any, Any]], modules: Sequence[str]) -> Flow
 @asynccontextmanager
 async def _tasks(place: Place, flows: Flows, hints: Hints) -> AsyncGenerator[None]:
     """The parts as tasks of this loop, as the processes would have them."""
-    stop, allow = asyncio.Event(), (ip_network("127.0.0.0/8"),)
+    stop = asyncio.Event()
     async with (
         database.pool(place.dsn, size=WORKER_CONNECTIONS, name="worker") as of_worker,
         database.pool(place.dsn, size=RELAY_CONNECTIONS, name="relay") as of_relay,
@@ -290,7 +303,7 @@ async def _tasks(place: Place, flows: Flows, hints: Hints) -> AsyncGenerator[Non
         relay = Relay(
             of_relay,
             vault=place.vault,
-            settings=RelaySettings(allow=allow, poll=LOOK, sweep=LOOK, drain=timedelta(seconds=1)),
+            settings=RelaySettings(allow=LOOPBACK, poll=LOOK, sweep=LOOK, drain=timedelta(seconds=1)),
             hint=hints.give,
             hinted=hints.event("outbox"),
         )

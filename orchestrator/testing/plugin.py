@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from orchestrator.simulators.zoo import Zoo, zoo
 from orchestrator.testing.databases import Databases
 from orchestrator.testing.installation import Installation, installed
 
@@ -33,3 +34,9 @@ def waypost_database(waypost_databases: Databases) -> Iterator[str]:
 def waypost(waypost_databases: Databases) -> Callable[..., AbstractAsyncContextManager[Installation]]:
     """What `installed` makes, on the session's PostgreSQL."""
     return partial(installed, databases=waypost_databases)
+
+
+@pytest.fixture
+def waypost_zoo() -> Callable[..., AbstractAsyncContextManager[Zoo]]:
+    """`zoo`: an endpoint whose paths say how it misbehaves."""
+    return zoo

@@ -1,0 +1,95 @@
+"""`waypost simulate`: an endpoint that misbehaves, and providers that post webhooks, for tests of one's own.
+
+What is shown of a request is its id, its key, its size, whether its signature is right; never a body, the value of
+another header, or a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Final
+
+from contracts.errors import BadSecret
+from contracts.signature import PUBLIC_PREFIX, PublicKey, Secret, Verifier
+from orchestrator import bootstrap
+from orchestrator.cli.output import Exit, as_json, note, say, table
+from orchestrator.settings import Settings
+from orchestrator.simulators.kinds import ANY, KINDS, SCRIPT_BYTES_MAX, scripted
+from orchestrator.simulators.zoo import Seen, zoo
+
+
+def simulate(args: Namespace, settings: Settings) -> int:
+    del settings
+    return VERBS[args.verb](args)
+
+
+def endpoint(args: Namespace) -> int:
+    if args.list:
+        return list_behaviours(args.output)
+    script = scripted(head_of(args.script, SCRIPT_BYTES_MAX)) if args.script else {}
+    if args.behaviour:
+        script[ANY] = args.behaviour
+    secrets = [verifier(name) for name in args.secret_env]
+    bootstrap.run(serve(script, secrets, args.addr))
+    return Exit.OK
+
+
+def list_behaviours(form: str) -> int:
+    rows = [(kind.usage(name), kind.does) for name, kind in KINDS.items()]
+    if form == "json":
+        say(as_json([{"behaviour": usage, "does": does} for usage, does in rows]))
+    else:
+        say(table(("BEHAVIOUR", "ANSWERS"), rows))
+    return Exit.OK
+
+
+async def serve(script: dict[str, list[str]], secrets: list[Verifier], address: tuple[str, int]) -> None:
+    """Until a signal, or until nobody reads what is said."""
+    async with bootstrap.stopping() as stop:
+        unread: list[BrokenPipeError] = []
+
+        def told(seen: Seen) -> None:
+            try:
+                say(line(seen))
+            except BrokenPipeError as error:
+                unread.append(error)
+                stop.set()
+
+        async with zoo(secrets=secrets, script=script, told=told, address=address) as here:
+            say(json.dumps({"url": here.url}))
+            note(
+                f"Listening at {here.url}; `waypost simulate endpoint --list` says what its paths do. Ctrl-C stops."
+            )
+            await stop.wait()
+        if unread:
+            raise unread[0]
+
+
+def line(seen: Seen) -> str:
+    """A request as one line of visible ASCII."""
+    return json.dumps(seen.as_json()).replace("\x7f", "\\u007f")
+
+
+def verifier(name: str) -> Verifier:
+    """What the variable of that name holds: a secret `whsec_…`, or a public key `whpk_…`. Raises BadSecret."""
+    text = variable(name)
+    return PublicKey.parse(text) if text.startswith(PUBLIC_PREFIX) else Secret.parse(text)
+
+
+def variable(name: str) -> str:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise BadSecret(f"secret: expected one in the variable {name} of the environment, found none")
+    return text
+
+
+def head_of(path: str, bytes_max: int) -> bytes:
+    """A file, and a byte more than it may have when it is larger."""
+    with Path(path).open("rb") as file:
+        return file.read(bytes_max + 1)
+
+
+VERBS: Final = {"endpoint": endpoint}
