@@ -169,14 +169,31 @@ def is_usual(event: Mapping[str, Json], extensions: Mapping[str, Json]) -> bool:
 
 
 def has_usual_attributes(event: Mapping[str, Json]) -> bool:
-    for name, fits in USUAL.items():
-        value = event.get(name)
-        if value is None:
-            if name in NEEDED:
-                return False
-        elif not (is_usual_text(value) and fits(value)):
+    said = event.get
+    identity, subject, time = said("id"), said("subject"), said("time")
+    origin = said("source"), said("type"), said("datacontenttype"), said("dataschema")
+    for value in origin:
+        if value is not None and not is_usual_text(value):
             return False
-    return True
+    return (
+        (is_usual_text(identity) and identity != "")
+        and (subject is None or (is_usual_text(subject) and subject != ""))
+        and (time is None or (is_usual_text(time) and is_timestamp(time)))
+        and is_usual_origin(*origin)
+    )
+
+
+@lru_cache(maxsize=KEPT_MAX)
+def is_usual_origin(
+    source: str | None, kind: str | None, datacontenttype: str | None, dataschema: str | None
+) -> bool:
+    """Whether these attributes are what they may be; many events share theirs."""
+    found = {"source": source, "type": kind, "datacontenttype": datacontenttype, "dataschema": dataschema}
+    if source is None or kind is None:
+        return False
+    return all(
+        value is None or attribute_fault(value, *ATTRIBUTES[name]) is None for name, value in found.items()
+    )
 
 
 def has_usual_extensions(extensions: Mapping[str, Json]) -> bool:
@@ -308,23 +325,6 @@ ATTRIBUTES: Final[Mapping[str, tuple[int, str, Fits | None]]] = {
     "dataschema": (ATTRIBUTE_BYTES_MAX, "an absolute URI", URI.fullmatch),
 }
 """Of each attribute of the specification: how long it may be, what it must be, and how that is told."""
-
-
-def fitting(name: str) -> Callable[[str], bool]:
-    """Tells whether attribute `name` may have a value, and remembers it."""
-
-    @lru_cache(maxsize=KEPT_MAX)
-    def fits(value: str) -> bool:
-        return attribute_fault(value, *ATTRIBUTES[name]) is None
-
-    return fits
-
-
-USUAL: Final[Mapping[str, Callable[[str], bool]]] = {
-    **{name: fitting(name) for name in ATTRIBUTES},
-    "id": bool,  # each event has another one
-    "time": is_timestamp,
-}
 
 
 @lru_cache(maxsize=KEPT_MAX)

@@ -24,3 +24,13 @@ def body_at_rest(body: bytes | None, where: str) -> bytes | None:
     """The event as it came, as the inbox keeps it."""
     codec = Sealing.codec
     return body if codec is None or body is None else seal_body(codec, body, where, {})
+
+
+def mail_at_rest(
+    kind: str, data: str | None, body: bytes | None, name: tuple[int, str, str, str]
+) -> tuple[str | None, bytes | None]:
+    """What mail says and how it came, as the inbox keeps both. `name` is tenant, sender, source and event id."""
+    if Sealing.codec is None:
+        return data, body
+    where = mail_place(*name)
+    return data_at_rest(kind, data, where), body_at_rest(body, where)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from uuid import UUID
 
 from contracts import trace
 from contracts.codec import is_box
@@ -28,7 +27,7 @@ class Arrival:
     webhook_id: str | None
     envelope: Envelope
     body: bytes
-    causation: UUID | None
+    causation: str | None
     asked_at: float = 0.0
 
     @classmethod

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, LiteralString, NamedTuple, cast
+from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import psycopg
 
-from contracts.mail import body_at_rest, data_at_rest, mail_place
+from contracts import arrays
+from contracts.mail import mail_at_rest
 
 Connection = psycopg.AsyncConnection[Any]
+T = TypeVar("T")
 MailKind = Literal["reply", "event", "order", "result", "child"]
 PostOutcome = Literal["stored", "duplicate", "conflict", "stale", "foreign", "misfit"]
 Answer = Literal["mail", "event", "unmatched"]
@@ -41,7 +43,7 @@ class MailItem:
     webhook_id: str | None = None
     type: str | None = None
     key: str | None = None
-    causation: UUID | None = None
+    causation: UUID | str | None = None
     command: str | None = None
     execution: UUID | None = None
     epoch: int | None = None
@@ -68,12 +70,12 @@ class Posted(NamedTuple):
 
 CALL: Final[LiteralString] = """
     waypost.post_mail(
-               %(tenants)b::int[], %(kinds)b::text[], %(senders)b::text[], %(sources)b::text[],
-               %(events)b::text[], %(webhooks)b::text[], %(types)b::text[], %(keys)b::text[],
-               %(digests)b::bytea[], %(datas)b::text[]::jsonb[], %(causations)b::uuid[],
-               %(executions)b::uuid[], %(epochs)b::int[], %(paths)b::text[], %(bodies)b::bytea[],
-               %(from_executions)b::uuid[], %(from_positions)b::bigint[], %(from_fences)b::bigint[], p_now =>
-               %(now)s::timestamptz, p_trace => %(traceparents)b::text[], p_command => %(commands)b::text[])
+               %(tenants)t::int[], %(kinds)t::text[], %(senders)t::text[], %(sources)t::text[],
+               %(events)t::text[], %(webhooks)t::text[], %(types)t::text[], %(keys)t::text[],
+               %(digests)t::bytea[], %(datas)t::jsonb[], %(causations)t::uuid[],
+               %(executions)t::uuid[], %(epochs)t::int[], %(paths)t::text[], %(bodies)b::bytea[],
+               %(from_executions)t::uuid[], %(from_positions)t::bigint[], %(from_fences)t::bigint[], p_now =>
+               %(now)s::timestamptz, p_trace => %(traceparents)t::text[], p_command => %(commands)t::text[])
 """
 
 POST: Final[LiteralString] = (
@@ -94,7 +96,7 @@ POST_TRACED: Final[LiteralString] = (
         insert into waypost.span_due (part, tenant_id, inbox_id, traceparent, took)
         select 'receiver', t.tenant_id, posted.inbox_id, t.traceparent, t.took
           from posted
-          join unnest(%(tenants)b::int[], %(traceparents)b::text[], %(tooks)b::interval[])
+          join unnest(%(tenants)t::int[], %(traceparents)t::text[], %(tooks)t::interval[])
                with ordinality as t(tenant_id, traceparent, took, item) on t.item = posted.item
          where posted.outcome = 'stored'
     )
@@ -115,32 +117,36 @@ async def post(
     (`waypost:…`). At most 256 keys, so about 100 items. Events and items of one name in one batch are handled
     in their order. With `traced`, what is stored is marked as to be exported. `now` is for tests.
     """
+    kept = [
+        mail_at_rest(it.kind, it.data, it.body, (it.tenant, it.sender, it.source, it.event_id))
+        for it in items
+    ]
     parameters: dict[str, object] = {
-        "tenants": [item.tenant for item in items],
-        "kinds": [item.kind for item in items],
-        "senders": [item.sender for item in items],
-        "sources": [item.source for item in items],
-        "events": [item.event_id for item in items],
-        "webhooks": column(item.webhook_id for item in items),
-        "types": column(item.type for item in items),
-        "keys": column(item.key for item in items),
-        "digests": [item.digest for item in items],
-        "datas": column(data_at_rest(item.kind, item.data, place_of(item)) for item in items),
-        "causations": column(item.causation for item in items),
-        "commands": column(item.command for item in items),
-        "executions": column(item.execution for item in items),
-        "epochs": column(item.epoch for item in items),
-        "paths": column(item.path for item in items),
-        "bodies": column(body_at_rest(item.body, place_of(item)) for item in items),
-        "traceparents": column(item.traceparent for item in items),
-        "from_executions": column(item.from_execution for item in items),
-        "from_positions": column(item.from_position for item in items),
-        "from_fences": column(item.from_fence for item in items),
+        "tenants": arrays.plain([it.tenant for it in items]),
+        "kinds": arrays.plain([it.kind for it in items]),
+        "senders": arrays.texts([it.sender for it in items]),
+        "sources": arrays.texts([it.source for it in items]),
+        "events": arrays.texts([it.event_id for it in items]),
+        "webhooks": column(arrays.texts, [it.webhook_id for it in items]),
+        "types": column(arrays.texts, [it.type for it in items]),
+        "keys": column(arrays.texts, [it.key for it in items]),
+        "digests": arrays.blobs([it.digest for it in items]),
+        "datas": column(arrays.texts, [data for data, _ in kept]),
+        "causations": column(arrays.plain, [it.causation for it in items]),
+        "commands": column(arrays.texts, [it.command for it in items]),
+        "executions": column(arrays.plain, [it.execution for it in items]),
+        "epochs": column(arrays.plain, [it.epoch for it in items]),
+        "paths": column(arrays.texts, [it.path for it in items]),
+        "bodies": column(list, [body for _, body in kept]),
+        "traceparents": column(arrays.texts, [it.traceparent for it in items]),
+        "from_executions": column(arrays.plain, [it.from_execution for it in items]),
+        "from_positions": column(arrays.plain, [it.from_position for it in items]),
+        "from_fences": column(arrays.plain, [it.from_fence for it in items]),
         "now": now,
     }
     if traced:
         clock = time.monotonic()
-        parameters["tooks"] = [timedelta(seconds=clock - item.asked_at) for item in items]
+        parameters["tooks"] = arrays.spans([timedelta(seconds=clock - it.asked_at) for it in items])
     rows = await (await conn.execute(POST_TRACED if traced else POST, parameters)).fetchall()
     return [Posted(*cast("tuple[PostOutcome, int | None, Answer | None]", row)) for row in rows]
 
@@ -172,14 +178,9 @@ async def known(conn: Connection, items: Sequence[MailItem]) -> list[Answer] | N
     return [row[0] for row in rows] if len(rows) == len(items) else None
 
 
-def place_of(item: MailItem) -> str:
-    return mail_place(item.tenant, item.sender, item.source, item.event_id)
-
-
-def column(values: Iterable[object]) -> list[object] | None:
-    """An array of `values`; none at all when all are null: unnest fills up what an array lacks."""
-    array = list(values)
-    return array if any(value is not None for value in array) else None
+def column(write: Callable[[list[T]], object], values: list[T]) -> object:
+    """`values` as an array; none at all when all are null: unnest fills up what an array lacks."""
+    return write(values) if any(value is not None for value in values) else None
 
 
 def is_transient(error: BaseException) -> bool:

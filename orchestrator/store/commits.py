@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Final, LiteralString
 from uuid import UUID
 
+from contracts import arrays
 from contracts.codec import Sealing, place, seal_body, seal_document, value_at_rest
 from contracts.limits import SOURCE_BYTES_MAX
 from contracts.mail import data_at_rest, mail_place
 from orchestrator.core.fact import Fact
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 from orchestrator.store.families import TAKEN_BACK, Family, Sender, follow, lock
 from orchestrator.store.tasks import task_place

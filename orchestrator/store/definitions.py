@@ -8,10 +8,9 @@ from datetime import timedelta
 from typing import Final, Literal, LiteralString
 from urllib.parse import quote
 
-from contracts import strict_json
+from contracts import arrays, strict_json
 from contracts.errors import WaypostError
 from contracts.limits import PROBLEMS_MAX
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString, cast
 
-from contracts import strict_json
+from contracts import arrays, strict_json
 from contracts.codec import (
     SEALED,
     PayloadKeyMissing,
@@ -26,7 +26,6 @@ from contracts.errors import MalformedJson, shown
 from contracts.mail import mail_place
 from orchestrator.core.fact import Fact
 from orchestrator.core.upcast import SCHEMA, lifted
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 Json = Any

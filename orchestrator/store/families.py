@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, LiteralString
 
+from contracts import arrays
 from contracts.mail import data_at_rest, mail_place
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 from orchestrator.store.starts import started_at_rest
 

@@ -11,9 +11,9 @@ from typing import Any, Final, LiteralString, cast
 
 from psycopg.rows import class_row
 
+from contracts import arrays
 from orchestrator.core.fact import Fact
 from orchestrator.core.upcast import SCHEMA, lifted
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 Json = Any

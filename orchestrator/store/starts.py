@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, LiteralString, TypeAlias
 
+from contracts import arrays
 from contracts.codec import Sealing, place, seal_document
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 StartOutcome: TypeAlias = Literal["started", "exists", "conflict", "again"]

@@ -16,11 +16,11 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from contracts import arrays
 from contracts.codec import PayloadKeyMissing, PayloadUnreadable, place, value_at_rest, value_opened
 from contracts.mail import data_at_rest, mail_place
 from contracts.sensitive import REDACTED
 from orchestrator.core.redaction import Redaction
-from orchestrator.store import arrays
 from orchestrator.store.database import Connection
 
 Json = Any

@@ -9,7 +9,7 @@ from typing import Final, LiteralString
 
 from psycopg.rows import class_row
 
-from orchestrator.store import arrays
+from contracts import arrays
 from orchestrator.store.database import Connection
 
 

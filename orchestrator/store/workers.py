@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from orchestrator.store import arrays
+from contracts import arrays
 from orchestrator.store.database import Connection
 
 REGISTER: Final[LiteralString] = """
