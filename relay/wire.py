@@ -7,6 +7,7 @@ until aiohttp reports one, nothing has left.
 Source: Standard Webhooks, "Webhook Headers"; CloudEvents HTTP Webhook 1.0, section 2 (no redirects).
 """
 
+import asyncio
 import errno
 import json
 import math
@@ -291,6 +292,9 @@ async def read_up_to(
     except (aiohttp.ClientError, OSError):
         response.close()
         return bytes(body), "cut"
+    except asyncio.CancelledError:
+        response.close()
+        raise
     response.close()
     return bytes(body[:limit]), "more"
 
