@@ -59,7 +59,14 @@ async def message(conn: Connection, seen: Seen, *, tenant: int) -> Seen:
         return seen
     body = shown_body(it.body, places, [by.text])
     answers = bool(marks)
-    tries = [replace(row, response=shown_text(row.response, by.text, whole=answers)) for row in seen.tries]
+    tries = [
+        replace(
+            row,
+            response=shown_text(row.response, by.text, whole=answers),
+            headers=row.headers and {name: by.text(value) for name, value in row.headers.items()},
+        )
+        for row in seen.tries
+    ]
     return replace(seen, message=replace(it, body=body), tries=tries)
 
 

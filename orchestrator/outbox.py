@@ -30,6 +30,7 @@ from relay.outbox import opened
 
 DEAD: Final = ("dead",)
 PUT_BACK_MAX: Final = 1_000  # dead letters of one transaction; more are put back by the next one
+REDIRECT: Final = 3  # the hundred of such a status
 TRIES_SHOWN_MAX: Final = 100  # tries of one message that are shown, the newest
 
 
@@ -40,6 +41,18 @@ class UnknownMessage(NotFound):
 
     def __init__(self, message: UUID) -> None:
         super().__init__(f"no message has the id {message}; `waypost outbox list` and `dlq list` show some")
+
+
+class UnknownTry(NotFound):
+    """There is no such try of the message, or none that was written down."""
+
+    code = "unknown-try"
+
+    def __init__(self, message: UUID, number: int | None) -> None:
+        which = "no try" if number is None else f"no try {number}"
+        super().__init__(
+            f"{which} of message {message} is known; `waypost delivery list {message}` shows all"
+        )
 
 
 class NotPutBack(Conflict):
@@ -59,6 +72,12 @@ class Seen:
     @property
     def type(self) -> str:
         return str(attributes_of(self.message).get("type", "?"))
+
+
+def moved(row: DeliveryRow) -> str | None:
+    """Where an answer that is a redirect leads, as far as that was kept."""
+    redirect = row.status is not None and row.status // 100 == REDIRECT
+    return (row.headers or {}).get("location") if redirect else None
 
 
 def attributes_of(message: MessageRow) -> dict[str, Any]:
@@ -110,6 +129,11 @@ def explained(seen: Seen) -> str:
         "stopped": "it was taken back, and may have arrived",
         "discarded": "a person decided that it need not arrive",
     }
+    if seen.tries and (to := moved(seen.tries[0])) is not None and it.state != "delivered":
+        waits += (
+            f"; it was answered by a redirect to {to}, and none is followed: if that is where {it.endpoint} is now, "
+            f"`waypost endpoint set {it.endpoint} --url URL` says so"
+        )
     if it.state != "dead":
         return said[it.state] + waits
     why = {

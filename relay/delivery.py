@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import ClassVar, Final
@@ -79,18 +79,19 @@ OURS: Final = frozenset(
 class Answer:
     """What one try brought back.
 
-    `status` is the peer's own word: None when none came, or none that HTTP knows; then `error_code` says what
-    happened instead, and beside a status what is wrong with the reply that came with it. `reached` is False
-    only when provably not one byte of the request was written. `body` holds at most the relay's
-    `response_max` bytes and `truncated` says that there was, or may have been, more. `reply` is the body of a
-    200 or 201 that is a CloudEvent, when it came whole. `cut_before`: within the same try it was sent before, over a
-    kept connection that was cut, and may have arrived there.
+    `status` is the peer's own word: None when none came, or none that HTTP knows; then `error_code` says what happened
+    instead, and beside a status what is wrong with the reply that came with it. `reached` is False only when provably
+    not one byte of the request was written. `body` holds at most the relay's `response_max` bytes and `truncated` says
+    that there was, or may have been, more. `reply` is the body of a 200 or 201 that is a CloudEvent, when it came
+    whole. `headers` are those that are kept. `cut_before`: within the same try it was sent before, over a kept
+    connection that was cut, and may have arrived there.
     """
 
     status: int | None = None
     error_code: str | None = None
     reached: bool
     content_type: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
     truncated: bool = False
     reply: bytes | None = None
@@ -131,11 +132,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """We are to blame, and nothing was dialled: send it again `after` this long. The try does not count."""
+    """We are to blame: send it again `after` this long. The try does not count. Nothing was dialled, or `reached`."""
 
     word: ClassVar = "spared"
-    reached: ClassVar = False
     after: timedelta
+    reached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from contracts import strict_json, trace
-from contracts.codec import PREFIX, PayloadUnreadable, open_body, place
+from contracts.codec import PREFIX, PayloadUnreadable, Sealing, open_body, place
 from contracts.mail import body_at_rest
 from relay.delivery import Answer, Dead, Delivered, Refused, Retry, Spared, Verdict
+from relay.kept import origin_of
 from relay.replies import Reply
 
 Connection = AsyncConnection[Any]
@@ -401,11 +402,12 @@ def answer_of(verdict: Verdict) -> str | None:
 
 RECORD: Final[LiteralString] = """
     insert into waypost.delivery
-           (tenant_id, message_id, attempt, started_at, duration, outcome, status, error_code, response)
+           (tenant_id, message_id, attempt, started_at, duration, outcome, status, error_code, response,
+            headers)
     select *
       from unnest(%(tenant)s::int[], %(message)s::uuid[], %(attempt)s::int[], %(started)s::timestamptz[],
                   %(duration)s::interval[], %(outcome)s::text[], %(status)s::int[], %(error)s::text[],
-                  %(response)s::bytea[])
+                  %(response)s::bytea[], %(headers)s::jsonb[])
         on conflict do nothing
 """
 
@@ -442,6 +444,7 @@ async def record(conn: Connection, results: Sequence[Result], *, traced: bool = 
         "status": [result.answer.status for result in tries],
         "error": [result.answer.error_code for result in tries],
         "response": [response_at_rest(result) for result in tries],
+        "headers": [headers_at_rest(result.answer) for result in tries],
     }
     if traced:
         parameters["traceparent"] = [traceparent_in(result.message.body) for result in tries]
@@ -453,6 +456,18 @@ def response_at_rest(result: Result) -> bytes | None:
     message = result.message
     where = place("delivery", message.tenant_id, message.message_id, message.attempt)
     return body_at_rest(result.answer.body, where)
+
+
+def headers_at_rest(answer: Answer) -> str | None:
+    """What is kept of the headers of an answer. They are in the clear, so where payloads are sealed they say only to
+    which host a redirect leads: a path may be data.
+    """
+    if not answer.headers:
+        return None
+    kept = dict(answer.headers)
+    if "location" in kept and Sealing.codec is not None:
+        kept["location"] = origin_of(kept["location"])
+    return strict_json.encode(kept, what="headers")
 
 
 def traceparent_in(body: bytes) -> str | None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
@@ -29,7 +29,7 @@ from contracts.errors import ContractViolation
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
 from relay import health, outbox, replies
-from relay.delivery import Answer, Spared, Try, judge, unsent
+from relay.delivery import Answer, Retry, Spared, Try, judge, unsent
 from relay.endpoints import Endpoint, Endpoints, Unusable
 from relay.outbox import EndpointKey, Message, Result
 from relay.patience import Patience, first_of, jittered
@@ -38,6 +38,8 @@ from relay.replies import Reply
 from relay.settings import RelaySettings
 from relay.settlement import Settlement
 from relay.wire import Wire
+
+RELEASE_SECONDS: Final = 5.0  # to write down which tries were given up
 
 
 def utc_now() -> datetime:
@@ -53,6 +55,16 @@ def this_try(message: Message, target: Endpoint | Unusable) -> Try:
         age=message.age,
         schedule=target.schedule if isinstance(target, Endpoint) else None,
     )
+
+
+def given_up(message: Message, started_at: datetime, now: datetime) -> Result:
+    """A try that a relay did not wait for: its message may have arrived. It does not count, and comes again at once,
+    unless it is sent at most once.
+    """
+    at_once = timedelta(0)
+    answer = Answer(error_code="relay-stopped", reached=True, duration=now - started_at)
+    again = Retry(at_once, reached=True) if message.at_most_once else Spared(at_once, reached=True)
+    return Result(message, answer, again, started_at)
 
 
 def nobody(_topic: str) -> None:
@@ -109,6 +121,7 @@ class Relay:
             traced=traced,
         )
         self._tries: set[asyncio.Task[None]] = set()
+        self._releasing = False
         self._busy: Counter[EndpointKey] = Counter()
         self._room_at: dict[EndpointKey, int] = {}
         self._guarded = False
@@ -220,6 +233,10 @@ class Relay:
             answer, reply = await self._send(message, target, started_at)
             verdict = judge(answer, this_try(message, target))
             self._settlement.add(Result(message, answer, verdict, started_at, reply))
+        except asyncio.CancelledError:
+            if self._releasing:
+                self._settlement.add(given_up(message, started_at, self._clock()))
+            raise
         finally:
             self._busy[message.endpoint_key] -= 1
             if not self._busy[message.endpoint_key]:
@@ -321,10 +338,22 @@ class Relay:
     # Stop
 
     async def _drain(self) -> None:
-        """Let the tries in flight end and settle them; what does not end in time is left to its claim."""
+        """Let the tries in flight end, and settle them. What does not end in time is given up, so that another relay
+        sends it at once. When that cannot be written either, it is left to its claim.
+        """
         self._observer.saw("relay.draining", in_flight=len(self._tries))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain.total_seconds()):
                 if self._tries:
                     await asyncio.wait(self._tries)
+                await self._settlement.settled()
+                return
+        self._releasing = True
+        late = list(self._tries)
+        for task in late:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await asyncio.gather(*late, return_exceptions=True)
+                self._observer.saw("tries.released", count=len(late))
                 await self._settlement.settled()

@@ -31,6 +31,7 @@ from contracts.signature import sign
 from relay.addresses import AddressBlocked, guarded
 from relay.delivery import REPLY_CUT, Answer
 from relay.endpoints import Endpoint
+from relay.kept import kept
 from relay.outbox import Message
 from relay.settings import RelaySettings
 
@@ -184,15 +185,16 @@ class Wire:
     ) -> Answer:
         content_type = response.headers.get("Content-Type", "")
         replies = message.command and response.status in REPLIES and media_type(content_type) == STRUCTURED
-        kept = self._settings.response_max
-        body, end = await read_up_to(response, EVENT_BYTES_MAX if replies else kept)
+        most = self._settings.response_max
+        body, end = await read_up_to(response, EVENT_BYTES_MAX if replies else most)
         return Answer(
             status=response.status,
             error_code=REPLY_FAULTS[end] if replies else None,
             reached=True,
             content_type=content_type[:CONTENT_TYPE_MAX],
-            body=body[:kept],
-            truncated=end != "whole" or len(body) > kept,
+            headers=kept(response.headers),
+            body=body[:most],
+            truncated=end != "whole" or len(body) > most,
             reply=body if replies and end == "whole" else None,
             retry_after=retry_after(response.headers.get("Retry-After", ""), now=now),
             duration=since(began),

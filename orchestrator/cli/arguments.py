@@ -503,6 +503,10 @@ def add_messages(command: Command) -> None:
     tries = delivery.add_parser("list", help="those of a message, the newest first")
     tries.add_argument("id", type=execution, metavar="MESSAGE")
     add_output(tries, "table")
+    one = delivery.add_parser("show", help="one of them: what was answered, with its headers")
+    one.add_argument("id", type=execution, metavar="MESSAGE")
+    one.add_argument("--try", dest="number", type=count, metavar="N", help="its number (default: the last)")
+    add_output(one)
     by_hand = delivery.add_parser("curl", help="a script that sends it once more; the secret is not in it")
     by_hand.add_argument("id", type=execution, metavar="MESSAGE")
 

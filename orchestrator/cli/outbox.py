@@ -14,11 +14,11 @@ from orchestrator import bootstrap, discretion, endpoints
 from orchestrator import outbox as messages
 from orchestrator.cli.endpoints import over
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say, table
-from orchestrator.outbox import DEAD, Filter, Seen, attributes_of
+from orchestrator.outbox import DEAD, Filter, Seen, UnknownTry, attributes_of
 from orchestrator.registry import TENANT
 from orchestrator.settings import Settings
 from orchestrator.store.database import Connection
-from orchestrator.store.outbox import MessageRow
+from orchestrator.store.outbox import DeliveryRow, MessageRow
 
 OPEN = ("waiting", "due", "sending", "stopping")
 
@@ -40,11 +40,41 @@ def delivery(args: Namespace, settings: Settings) -> int:
         say(bootstrap.run(over(settings, lambda conn: curl(conn, args.id))))
         return Exit.OK
     seen = bootstrap.run(over(settings, lambda conn: see(conn, args.id)))
-    if args.output == "json":
+    if args.verb == "show":
+        found = one_of(seen, args.number)
+        say(as_json(asdict(found)) if args.output == "json" else try_of(seen, found))
+    elif args.output == "json":
         say(as_json([asdict(row) for row in seen.tries]))
     else:
         say(tries_of(seen))
     return Exit.OK
+
+
+def one_of(seen: Seen, number: int | None) -> DeliveryRow:
+    """The try of that number, or the last one. Raises UnknownTry."""
+    found = next((row for row in seen.tries if number in (None, row.attempt)), None)
+    if found is None:
+        raise UnknownTry(UUID(seen.message.message_id), number)
+    return found
+
+
+def try_of(seen: Seen, row: DeliveryRow) -> str:
+    answer = row.status or row.error_code or "no answer"
+    took = f"took {row.duration.total_seconds():.3f} s"
+    head = (
+        f"try {row.attempt} of message {seen.message.message_id} to endpoint {plain(seen.message.endpoint)}"
+    )
+    to = messages.moved(row)
+    hint = [] if to is None else [f"a redirect to {plain(to)}, which is not followed"]
+    return "\n".join(
+        [
+            f"{head}, at {row.started_at:%Y-%m-%d %H:%M:%S} UTC, {took}: {answer}, {row.outcome}",
+            *hint,
+            *(f"  {name}: {plain(value)}" for name, value in sorted((row.headers or {}).items())),
+            "",
+            plain((row.response or b"").decode("utf-8", "backslashreplace")),
+        ]
+    )
 
 
 def dlq(args: Namespace, settings: Settings) -> int:
@@ -185,8 +215,14 @@ def tries_of(seen: Seen) -> str:
             f"{row.duration.total_seconds():.3f} s",
             row.outcome,
             row.status or row.error_code or "-",
-            plain((row.response or b"").decode("utf-8", "backslashreplace"))[:60],
+            plain(said_in(row))[:60],
         )
         for row in seen.tries
     )
     return table(("TRY", "AT (UTC)", "TOOK", "OUTCOME", "ANSWER", "SAID"), rows)
+
+
+def said_in(row: DeliveryRow) -> str:
+    """What is worth a column of an answer: where a redirect leads, else how its body begins."""
+    to = messages.moved(row)
+    return (row.response or b"").decode("utf-8", "backslashreplace") if to is None else f"to {to}"

@@ -115,7 +115,7 @@ async def one(conn: Connection, message: UUID, *, tenant: int) -> MessageRow | N
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """One try; `response` is the part of the answer that was kept."""
+    """One try; `response` is the part of the answer that was kept, `headers` those of its headers that were."""
 
     attempt: int
     started_at: datetime
@@ -124,10 +124,11 @@ class DeliveryRow:
     status: int | None
     error_code: str | None
     response: bytes | None
+    headers: dict[str, str] | None
 
 
 DELIVERIES: Final[LiteralString] = """
-    select d.attempt, d.started_at, d.duration, d.outcome, d.status, d.error_code, d.response
+    select d.attempt, d.started_at, d.duration, d.outcome, d.status, d.error_code, d.response, d.headers
       from waypost.delivery d
      where d.tenant_id = %(tenant)s::int
        and d.message_id = %(message)s::uuid

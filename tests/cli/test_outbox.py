@@ -43,8 +43,10 @@ def dead(
         conn.execute(
             """
             insert into waypost.delivery
-                   (tenant_id, message_id, attempt, started_at, duration, outcome, status, response)
-            values (1, %s, 3, now(), '1 s', 'dead', 503, convert_to('closed for lunch', 'UTF8'))
+                   (tenant_id, message_id, attempt, started_at, duration, outcome, status, response,
+                    headers)
+            values (1, %s, 3, now(), '1 s', 'dead', 503, convert_to('closed for lunch', 'UTF8'),
+                    '{"server": "nginx"}')
             """,
             (message,),
         )
@@ -91,6 +93,19 @@ def test_a_dead_letter_says_why_it_is_one_and_what_to_do(run: Run, dsn: str) -> 
     assert run("dlq", "show", message, "-o", "json").json["tries"][0]["status"] == 503
     assert "503" in run("delivery", "list", message).out
     assert run("dlq", "show", NOBODY).code == 4
+
+
+def test_a_try_is_shown_with_what_was_answered(run: Run, dsn: str) -> None:
+    message = dead(dsn)
+
+    said = run("delivery", "show", message).out
+
+    assert f"try 3 of message {message} to endpoint billing" in said
+    assert "503, dead" in said
+    assert "server: nginx" in said
+    assert "closed for lunch" in said
+    assert run("delivery", "show", message, "--try", "3", "-o", "json").json["headers"] == {"server": "nginx"}
+    assert run("delivery", "show", message, "--try", "2").code == 4
 
 
 def test_dead_letters_are_put_back_by_filter_after_a_dry_run_and_twice_does_no_harm(

@@ -730,13 +730,42 @@ async def test_stopping_lets_what_is_in_flight_end_and_claims_nothing_more(
         assert watcher.moments[-1] == ("relay.stopped", {})
 
 
-async def test_what_does_not_end_in_time_is_left_to_its_claim(conn: Connection, pool: Pool) -> None:
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_what_does_not_end_in_time_is_given_up_and_may_have_arrived(
+    conn: Connection, pool: Pool, *, at_most_once: bool
+) -> None:
+    """It is due for another relay at once, and has all its tries; what is sent once has an unknown outcome."""
     watcher = Watcher()
-    settings = replace(QUICK, drain=timedelta(milliseconds=100))
+    settings = replace(QUICK, drain=timedelta(0))
+    async with hostile(hangs) as server:
+        await given.endpoint(conn, server.url)
+        execution = await given.execution(conn)
+        message = await given.message(conn, execution, at_most_once=at_most_once)
+        async with running(pool, watcher, settings=settings) as stop:
+            async with asyncio.timeout(PATIENCE):
+                await server.arrived.wait()
+            stop.set()
+
+        found = await given.row(conn, message)
+        assert (found["state"], found["reached"]) == ("dead" if at_most_once else "due", True)
+        assert found["attempts"] - found["spared"] == (1 if at_most_once else 0)
+        assert [told[1:] for told in await given.deliveries(conn, message)] == [
+            ("retry" if at_most_once else "spared", None, "relay-stopped")
+        ]
+        assert await given.mail(conn, execution) == (
+            [{"outcome": "unknown", "code": "sent"}] if at_most_once else []
+        )
+
+
+async def test_what_cannot_be_given_up_is_left_to_its_claim(
+    conn: Connection, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.relay.RELEASE_SECONDS", 0)
+    settings = replace(QUICK, drain=timedelta(0))
     async with hostile(hangs) as server:
         await given.endpoint(conn, server.url)
         message = await given.message(conn, await given.execution(conn))
-        async with running(pool, watcher, settings=settings) as stop:
+        async with running(pool, Watcher(), settings=settings) as stop:
             async with asyncio.timeout(PATIENCE):
                 await server.arrived.wait()
             stop.set()
