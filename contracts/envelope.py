@@ -111,16 +111,24 @@ def decode_batch(body: bytes, *, events_max: int) -> list[Envelope]:
 
     Raises MalformedJson, LimitExceeded, and MalformedEvent with the problems of the first element that is no event.
     """
+    return [
+        element_of(element, number) for number, element in enumerate(elements_in(body, events_max=events_max))
+    ]
+
+
+def elements_in(body: bytes, *, events_max: int) -> list[Json]:
+    """The elements of a batch, whatever they are. Raises MalformedJson, LimitExceeded, MalformedEvent."""
     elements = strict_json.decode(body, what="batch")
     if not isinstance(elements, list):
         raise MalformedEvent([f"expected an array of events, found {kind_of(elements)}"])
     found = cast("list[Json]", elements)
     if len(found) > events_max:
         raise LimitExceeded("events of a batch", len(found), events_max)
-    return [element_of(element, number) for number, element in enumerate(found)]
+    return found
 
 
 def element_of(element: Json, number: int) -> Envelope:
+    """The event that an element is. Raises MalformedEvent, whose problems name the element by its place."""
     try:
         return event_of(element)
     except MalformedEvent as error:

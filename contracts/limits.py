@@ -88,6 +88,7 @@ RECEIVE_WRITERS: Final = 1  # transactions at once in one process
 RECEIVE_WAIT_SECONDS: Final = 10.0  # for the durable answer of the database; then 503
 RECEIVE_TRIES_MAX: Final = 4  # of one transaction that failed for a passing reason; then 503
 RECEIVE_DRAIN_SECONDS: Final = 15.0  # for requests at work when the process is asked to stop
+STREAM_POLL_SECONDS: Final = 5.0  # after which a receiver looks for events in line, though nobody told it to
 RETRY_AFTER_SECONDS: Final = 1  # what a 503 asks for
 SENDERS_FRESH_SECONDS: Final = 2.0  # a sender and its secrets are read again after that
 SENDERS_UNKNOWN_SECONDS: Final = 0.5  # the same for a name that nobody has

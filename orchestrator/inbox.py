@@ -19,12 +19,14 @@ from orchestrator.registry import TENANT
 from orchestrator.store import inbox as store
 from orchestrator.store.database import Connection
 from orchestrator.store.inbox import Apart, Near, Received
-from receiver import senders
+from receiver import senders, streams
 from receiver.arrivals import Arrival, mail_of
+from receiver.arrivals import fault_of as wrong_of
 from receiver.inbox import post
 from receiver.mapping import Unmapped
 from receiver.quarantine import fault_of, told
 from receiver.requests import Refusal, event_in
+from receiver.streams import Stream
 
 NEAR_MAX: Final = 5
 """Waits that are told of one event."""
@@ -106,8 +108,15 @@ def why_apart(item: Apart) -> list[str]:
         "mapping": "It is not as the settings of its sender say:",
         "expired": "It was over when it came:",
         "conflict": "Something else came first under its name:",
+        "invalid": "It is no event, or none that its sender may say:",
+        "ahead": "It waits for the event before it:",
+        "superseded": "A newer one was let in before it came:",
     }
     lines = [f"- {line}" for line in item.detail.splitlines()]
+    if item.reason == "ahead" and item.due_at is not None:
+        lines.append(
+            f"It is let in when that has come, and at {item.due_at:%Y-%m-%d %H:%M:%S} UTC in any case."
+        )
     return [reasons[item.reason], *lines]
 
 
@@ -138,7 +147,8 @@ async def redrive(
     """Let in what was kept apart, by the settings and contracts of now, and as if it had just come; offer an orphaned
     event again.
 
-    Its row is locked before all that `post_mail` locks; nobody who holds any of that waits for it.
+    Its stream is locked first, if it has one, then its row, before all that `post_mail` locks; nobody who holds any of
+    that waits for them.
 
     What is too old is let in all the same: that is what a person decides. Raises UnknownItem; StillApart with the
     reason that it has now.
@@ -149,8 +159,7 @@ async def redrive(
     number = int(name[1:])
     fault: tuple[str, str] | None = None
     async with conn.transaction():
-        item = await store.read_apart(conn, number, tenant=tenant)
-        assert item is not None, "rows of the quarantine stay"
+        item = await taken_out(conn, found)
         if item.released_at is not None:
             return "duplicate"
         sender = await senders.read(conn, (item.tenant, item.sender), vault=vault, observer=Silent())
@@ -159,23 +168,37 @@ async def redrive(
         try:
             envelope, kept = event_in(CIMultiDict(item.headers), item.body, sender)
             fault = fault_of(sender, envelope, now=(now or datetime.now(UTC)).timestamp(), late_too=True)
+            mail = mail_of(Arrival.of(sender, item.webhook_id, envelope, kept))
         except Unmapped as error:
             fault = "mapping", told(error.problems)
         except (Refusal, WaypostError) as error:
             raise StillApart(f"{name}: {shown(str(error))}") from None
         else:
             if fault is None:
-                mail = mail_of(Arrival.of(sender, item.webhook_id, envelope, kept))
                 [posted] = await post(conn, [mail])
                 if posted.outcome in ("stored", "duplicate"):
                     await store.release(conn, number, by=by, tenant=tenant)
                     return "stored" if posted.outcome == "stored" else "duplicate"
+                if wrong := wrong_of(posted.outcome):
+                    raise StillApart(f"{name}: {shown(str(wrong))}")
                 fault = (
                     "conflict",
                     f"id: expected a name that is free, found one of inbox row {posted.inbox_id}",
                 )
         await store.blame(conn, number, reason=fault[0], detail=fault[1], tenant=tenant)
     raise StillApart(f"{name} stays where it is, {fault[0]}: {'; '.join(fault[1].splitlines())}")
+
+
+async def taken_out(conn: Connection, found: Apart) -> Apart:
+    """What was kept apart, locked; where it was in line, its turn has passed now."""
+    stream = None if found.stream is None else Stream(found.tenant_id, found.sender, found.stream)
+    if stream is not None:
+        await streams.lock(conn, stream)
+    item = await store.read_apart(conn, found.quarantine_id, tenant=found.tenant_id)
+    assert item is not None, "rows of the quarantine stay"
+    if stream is not None and item.due_at is not None:
+        await streams.leave(conn, stream, item.sequence or "", item.quarantine_id)
+    return item
 
 
 async def offer(conn: Connection, event: Received, *, now: datetime, tenant: int) -> Became:

@@ -46,7 +46,7 @@ def open_ask(it: Situation, ask: OpenAsk, now: datetime) -> Explanation:  # a ca
             return Explanation(Code.SLEEPING, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "event", _:
             until = "" if ask.due is None else f", until {when(ask.due, now)}"
-            told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}."
+            told = f"It has been waiting since {when(ask.asked_at, now)} for {event(ask)}{until}.{come(it, ask, now)}"
             return Explanation(Code.AWAITING_EVENT, told, since=ask.asked_at, until=ask.due, path=ask.path)
         case "decision" | "child" | "mutex", _:
             return OTHERS[ask.kind](it, ask, now)
@@ -353,6 +353,14 @@ def subject(ask: OpenAsk) -> str:
 def event(ask: OpenAsk) -> str:
     keyed = f"with key {ask.key}" if ask.key else "without a key"
     return f"an event {ask.what} {keyed} (at {ask.path})"
+
+
+def come(it: Situation, ask: OpenAsk, now: datetime) -> str:
+    """That the event has come and waits for another one, if so."""
+    for row in it.ahead:
+        if (row.type, row.key) == (ask.what, ask.key or ""):
+            return f" One has come ({row.id}) and waits for the event before it, until {when(row.due_at, now)} at most."
+    return ""
 
 
 def deadline(ask: OpenAsk, now: datetime) -> str:

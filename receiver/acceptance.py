@@ -1,4 +1,7 @@
-"""202: durable, not yet acted on. There are thousands a second and few different ones, so each is written once."""
+"""202: durable, not yet acted on. There are thousands a second and few different ones, so each is written once.
+
+A sender that wants another status for it has it in its settings: 200, or 204 without a body.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import json
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
-from typing import Final
+from http import HTTPStatus
+from typing import Any, Final, Literal
 
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from receiver.inbox import Answer, Posted
 
+Status = Literal[200, 202, 204]
+ACCEPTED: Final = 202
+NO_CONTENT: Final = 204
+STATUSES: Final[tuple[Status, ...]] = (200, 202, 204)
 BODIES: Final[dict[Answer, bytes]] = {
     "mail": b'{"answer": "mail"}',
     "event": b'{"answer": "event"}',
@@ -25,10 +33,10 @@ DUPLICATE: Final = CIMultiDict({**STORED, "X-Inbox": "duplicate"})
 class Accepted(web.Response):
     """A response as any other; `on_the_wire` has the bytes of it for a connection that is kept."""
 
-    def __init__(self, answer: Answer, *, duplicate: bool) -> None:
+    def __init__(self, answer: Answer, *, duplicate: bool, status: Status = ACCEPTED) -> None:
         headers = DUPLICATE if duplicate else STORED
-        super().__init__(status=202, body=BODIES[answer], headers=headers.copy())
-        self._kind = answer, duplicate
+        super().__init__(**body_of(status, BODIES[answer]), headers=with_type(status, headers))
+        self._kind = answer, duplicate, status
 
     @property
     def keep_alive(self) -> bool:
@@ -37,27 +45,55 @@ class Accepted(web.Response):
 
     def on_the_wire(self) -> bytes:
         """Head and body, as HTTP/1.1 (RFC 9112, section 2.1)."""
-        return HEADS[self._kind] + b"Date: " + today() + b"\r\n\r\n" + BODIES[self._kind[0]]
+        answer, _, status = self._kind
+        body = b"" if status == NO_CONTENT else BODIES[answer]
+        return HEADS[self._kind] + b"Date: " + today() + b"\r\n\r\n" + body
 
 
-def accepted(posted: Posted) -> Accepted:
+def body_of(status: Status, body: bytes) -> dict[str, Any]:
+    return {"status": status, "body": None if status == NO_CONTENT else body}
+
+
+def with_type(status: Status, headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The headers of such an answer; one without a body has no type."""
+    made = headers.copy()
+    if status == NO_CONTENT:
+        del made["Content-Type"]
+    return made
+
+
+def accepted(posted: Posted, *, status: Status = ACCEPTED) -> Accepted:
     """The answer to what was stored. A duplicate gets what the first got, and a header that says so."""
-    return Accepted(posted.answer or "unmatched", duplicate=posted.outcome == "duplicate")
+    return Accepted(posted.answer or "unmatched", duplicate=posted.outcome == "duplicate", status=status)
 
 
-def accepted_all(posted: Sequence[Posted], quarantined: int) -> web.Response:
-    """The answer to a batch. One of which nothing is new is a duplicate."""
-    repeated = sum(one.outcome == "duplicate" for one in posted)
-    headers = DUPLICATE if posted and repeated == len(posted) else STORED
-    told = {"answer": "batch", "events": len(posted), "duplicates": repeated, "quarantined": quarantined}
-    body = json.dumps(told).encode()
-    return web.Response(status=202, body=body, headers=headers.copy())
+def accepted_all(
+    duplicates: Sequence[bool],
+    quarantined: int,
+    *,
+    new: bool,
+    told: Sequence[str] | None = None,
+    status: Status = ACCEPTED,
+) -> web.Response:
+    """The answer to a batch: which of its events are duplicates, how many elements are kept apart; and `told` of each
+    element, if its sender is told. One of which nothing is `new` is a duplicate.
+    """
+    headers = STORED if new or not (duplicates or quarantined) else DUPLICATE
+    said: dict[str, object] = {
+        "answer": "batch",
+        "events": len(duplicates),
+        "duplicates": sum(duplicates),
+        "quarantined": quarantined,
+    }
+    if told is not None:
+        said["items"] = list(told)
+    return web.Response(**body_of(status, json.dumps(said).encode()), headers=with_type(status, headers))
 
 
-def set_apart(*, new: bool) -> web.Response:
+def set_apart(*, new: bool, status: Status = ACCEPTED) -> web.Response:
     """The answer to what was kept apart: sending it again would not help."""
-    headers = STORED if new else DUPLICATE
-    return web.Response(status=202, body=b'{"answer": "quarantined"}', headers=headers.copy())
+    headers = with_type(status, STORED if new else DUPLICATE)
+    return web.Response(**body_of(status, b'{"answer": "quarantined"}'), headers=headers)
 
 
 def is_plain(request: web.BaseRequest) -> bool:
@@ -65,15 +101,19 @@ def is_plain(request: web.BaseRequest) -> bool:
     return request.version == HttpVersion11 and request.keep_alive and "Upgrade" not in request.headers
 
 
-def head(answer: Answer, headers: CIMultiDict[str]) -> bytes:
-    lines = {**headers, "Content-Length": str(len(BODIES[answer]))}
-    return b"HTTP/1.1 202 Accepted\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode()
+def head(answer: Answer, status: Status, headers: CIMultiDict[str]) -> bytes:
+    lines = dict(with_type(status, headers))
+    if status != NO_CONTENT:
+        lines["Content-Length"] = str(len(BODIES[answer]))
+    line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    return (line + "".join(f"{name}: {value}\r\n" for name, value in lines.items())).encode()
 
 
 HEADS: Final = {
-    (answer, duplicate): head(answer, DUPLICATE if duplicate else STORED)
+    (answer, duplicate, status): head(answer, status, DUPLICATE if duplicate else STORED)
     for answer in BODIES
     for duplicate in (False, True)
+    for status in STATUSES
 }
 
 

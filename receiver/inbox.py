@@ -155,7 +155,7 @@ KNOWN: Final[LiteralString] = """
     select i.answer
       from unnest(%(tenants)b::int[], %(senders)b::text[], %(sources)b::text[], %(events)b::text[],
                   %(digests)b::bytea[]) with ordinality as t(tenant_id, sender, source, event_id, digest, ord)
-      join waypost.inbox i
+      left join waypost.inbox i
         on i.tenant_id = t.tenant_id
        and i.sender = t.sender
        and i.source = t.source
@@ -165,8 +165,8 @@ KNOWN: Final[LiteralString] = """
 """
 
 
-async def known(conn: Connection, items: Sequence[MailItem]) -> list[Answer] | None:
-    """What the first senders of `items` were told, when all of them are stored as they are; else None."""
+async def known(conn: Connection, items: Sequence[MailItem]) -> list[Answer | None]:
+    """What the first senders of `items` were told; None of those that are not stored, or not as they are."""
     parameters: dict[str, object] = {
         "tenants": [item.tenant for item in items],
         "senders": [item.sender for item in items],
@@ -174,8 +174,7 @@ async def known(conn: Connection, items: Sequence[MailItem]) -> list[Answer] | N
         "events": [item.event_id for item in items],
         "digests": [item.digest for item in items],
     }
-    rows = await (await conn.execute(KNOWN, parameters)).fetchall()
-    return [row[0] for row in rows] if len(rows) == len(items) else None
+    return [row[0] for row in await (await conn.execute(KNOWN, parameters)).fetchall()]
 
 
 def column(write: Callable[[list[T]], object], values: list[T]) -> object:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
-from contracts.envelope import STRUCTURED, Envelope, decode_batch, encode_structured
+from contracts.envelope import element_of, elements_in
 from contracts.errors import (
     BadSignature,
     LimitExceeded,
@@ -31,15 +32,15 @@ from contracts.errors import (
 from contracts.limits import RECEIVE_EVENTS_MAX
 from contracts.observer import Observer, Silent
 from contracts.vault import Vault
-from receiver.acceptance import accepted, accepted_all, set_apart
-from receiver.answers import consent
-from receiver.arrivals import Arrival
+from receiver.acceptance import Status, accepted, accepted_all, set_apart
+from receiver.admission import Admission, Piece
+from receiver.answers import consent, is_allowed
 from receiver.authenticity import Proof
 from receiver.inbox import Posted
 from receiver.intake import Intake, is_away
 from receiver.listener import listen
 from receiver.mapping import Unmapped
-from receiver.quarantine import Kept, Reason, fault_of, headers_for, keep, told
+from receiver.quarantine import Kept, headers_for, told
 from receiver.rates import Rates, TooMany
 from receiver.recall import recalled
 from receiver.requests import (
@@ -61,11 +62,21 @@ from receiver.requests import (
 )
 from receiver.senders import CONNECTION_SECONDS, NOBODY, Sender, Senders
 from receiver.settings import ReceiverSettings
+from receiver.streams import Became, Streams
 
 PATIENCE: Final = 60
 """Seconds after which a sender that is switched off may ask again."""
 RECALLS_MAX: Final = 4
 """Requests with an old signature that one receiver looks up at once."""
+
+
+def accepted_batch(became: Sequence[Became], *, told_each: bool, status: Status) -> web.Response:
+    """The answer to a batch of which that became."""
+    events = [one for one in became if one.reason in (None, "ahead")]
+    each = [one.reason or ("stored" if one.new else "duplicate") for one in became] if told_each else None
+    new = any(one.new for one in became)
+    apart = len(became) - len(events)
+    return accepted_all([not one.new for one in events], apart, new=new, told=each, status=status)
 
 
 class Receiver:
@@ -93,18 +104,48 @@ class Receiver:
             pool, vault=vault, settings=self.settings, observer=self.observer, clock=time.monotonic
         )
         self.intake = Intake(pool, settings=self.settings, observer=self.observer, hint=hint, traced=traced)
+        self.streams = Streams(
+            pool,
+            vault=vault,
+            observer=self.observer,
+            hint=hint,
+            clock=self.now,
+            traced=traced,
+        )
+        self.admission = Admission(
+            pool, intake=self.intake, streams=self.streams, observer=self.observer, clock=self.now
+        )
         self.rates = Rates(time.monotonic)
         self.at_work = self.recalling = 0
         self.idle = asyncio.Event()
         self.draining = False
         self.listening = False
 
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self.clock()
+
     def app(self) -> web.Application:
         """The receiver as an application, for other servers; `serve` also bounds what precedes a request."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=expect_nothing)
         app.on_shutdown.append(self._drain_app)
+        app.cleanup_ctx.append(self._stream_app)
         return app
+
+    async def _stream_app(self, _: web.Application) -> AsyncIterator[None]:
+        async with self._streaming():
+            yield
+
+    @asynccontextmanager
+    async def _streaming(self) -> AsyncGenerator[None]:
+        """Within it, events that wait for their turn get it."""
+        work = asyncio.create_task(self.streams.run())
+        try:
+            yield
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
 
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
         """Listen until `stop` is set; then accept nothing more, finish what is at work, and return.
@@ -112,9 +153,10 @@ class Receiver:
         The moment `receiver.started` has the port, also when `port` was 0. Raises OSError when it cannot
         listen.
         """
-        async with listen(
-            self.handle, host=host, port=port, settings=self.settings, observer=self.observer
-        ) as at:
+        async with (
+            listen(self.handle, host=host, port=port, settings=self.settings, observer=self.observer) as at,
+            self._streaming(),
+        ):
             self.listening = True
             self.observer.saw("receiver.started", host=host, port=at.port)
             await stop.wait()
@@ -199,75 +241,63 @@ class Receiver:
         self, request: web.BaseRequest, sender: Sender, proof: Proof, body: bytes, asked_at: float
     ) -> web.StreamResponse:
         """Take what is authentic."""
-        if sender.policy.challenge is not None and (said := answer_to_challenge(request, body, sender)):
+        policy = sender.policy
+        if policy.origin_required and not is_allowed(
+            policy.origins, request.headers.get("webhook-request-origin", "")
+        ):
+            raise Refusal(403, "origin")
+        if policy.challenge is not None and (said := answer_to_challenge(request, body, sender)):
             self.observer.saw("sender.challenged", sender=sender.name)
             return said
         name = signed_name(sender, proof, body)
         if is_batch(request.headers):
             return await self._take_batch(sender, name, body, asked_at)
-
-        def apart(event: Envelope | None, reason: Reason, detail: str) -> Kept:
-            return Kept(sender, headers_for(sender, request.headers), body, name, event, reason, detail)
-
         try:
             envelope, kept = event_in(request.headers, body, sender)
         except Unmapped as error:
-            return await self._keep(apart(None, "mapping", told(error.problems)))
-        if fault := fault_of(sender, envelope, now=self.clock()):
-            return await self._keep(apart(envelope, *fault))
-        posted = await self._store(Arrival.of(sender, name, envelope, kept, asked_at=asked_at))
-        if posted.outcome != "conflict":
-            return accepted(posted)
-        detail = f"id: expected what inbox row {posted.inbox_id} says, found something else under its name"
-        answer = await self._keep(apart(envelope, "conflict", detail))
-        if is_mapped(request.headers, sender):
-            return answer  # a provider that is told 409 says it again and again
-        raise Refusal(409, "conflict")
+            headers = headers_for(sender, request.headers)
+            why = told(error.problems)
+            became = await self.admission.keep(Kept(sender, headers, body, name, None, "mapping", why))
+        else:
+            piece = Piece(sender, name, envelope, kept, request.headers, body, asked_at)
+            became = await self.admission.admit(piece)
+        return self._told(sender, became, mapped=is_mapped(request.headers, sender))
 
-    async def _keep(self, *kept: Kept) -> web.Response:
-        """Keep apart what is no mail, durably, and acknowledge it."""
-        async with self.senders.pool.connection(CONNECTION_SECONDS) as conn, conn.transaction():
-            new = [await keep(conn, one) for one in kept]
-        for one in kept:
-            self.observer.saw("event.quarantined", sender=one.sender.name, reason=one.reason)
-        return set_apart(new=any(new))
+    def _told(self, sender: Sender, became: Became, *, mapped: bool) -> web.StreamResponse:
+        """What a sender is told of what became of its event."""
+        answers = sender.policy.answers
+        match became.reason:
+            case None:
+                assert became.posted is not None, "what is not kept apart is mail"
+                return accepted(became.posted, status=answers.ack)
+            case "ahead":  # as mail: a person has nothing to do about it
+                outcome = "stored" if became.new else "duplicate"
+                return accepted(Posted(outcome, None, "event"), status=answers.ack)
+            case "conflict" if (answers.conflict or (202 if mapped else 409)) == 409:
+                raise Refusal(409, "conflict")  # a provider that is told so says it again and again
+            case "contract" if answers.contract == 422:
+                raise Refusal(422, "contract", detail="the data breaks the contract of the event's type")
+            case _:
+                return set_apart(new=became.new, status=answers.ack)
 
     async def _take_batch(
         self, sender: Sender, name: str | None, body: bytes, asked_at: float
     ) -> web.StreamResponse:
-        """Take all events of a batch, or none. What was signed as one name names each by its place."""
+        """Take all events of a batch, or none; or, if its sender wants that, each as if it had come alone."""
+        policy = sender.policy
         try:
-            envelopes = decode_batch(body, events_max=RECEIVE_EVENTS_MAX)
+            elements = elements_in(body, events_max=RECEIVE_EVENTS_MAX)
         except LimitExceeded as error:
             raise Refusal(413, "batch-size", detail=str(error)) from None
-        apart: list[Kept] = []
-        arrivals: list[Arrival] = []
-        for place, it in enumerate(envelopes):
-            part = name and f"{name}.{place}"
-            if fault := fault_of(sender, it, now=self.clock()):
-                apart.append(
-                    Kept(sender, {"content-type": STRUCTURED}, encode_structured(it), part, it, *fault)
-                )
-            else:
-                arrivals.append(Arrival.of(sender, part, it, encode_structured(it), asked_at=asked_at))
-        posted = await self.intake.take_all(arrivals)
-        if apart:
-            await self._keep(*apart)
-        for one in posted:
-            if one.outcome == "stored":
-                self.observer.saw("event.stored", sender=sender.name, answer=one.answer)
-            else:
-                self.observer.saw(f"event.{one.outcome}", tenant=sender.tenant_id, sender=sender.name)
-        return accepted_all(posted, len(apart))
-
-    async def _store(self, arrival: Arrival) -> Posted:
-        posted = await self.intake.take(arrival)
-        sender = arrival.sender
-        if posted.outcome == "stored":
-            self.observer.saw("event.stored", sender=sender.name, answer=posted.answer)
-        else:
-            self.observer.saw(f"event.{posted.outcome}", tenant=sender.tenant_id, sender=sender.name)
-        return posted
+        if policy.batch == "partial":
+            became = await self.admission.admit_each(sender, name, elements, asked_at=asked_at)
+            return accepted_batch(became, told_each=True, status=policy.answers.ack)
+        events = [element_of(element, place) for place, element in enumerate(elements)]
+        pieces = [
+            Piece.element(sender, name, event, place, asked_at=asked_at) for place, event in enumerate(events)
+        ]
+        became = await self.admission.admit_all(pieces)
+        return accepted_batch(became, told_each=False, status=policy.answers.ack)
 
     async def _authentic(
         self, request: web.BaseRequest, sender: Sender | None

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
@@ -27,6 +27,7 @@ from receiver.inbox import Connection, MailItem, Posted
 from receiver.senders import CONNECTION_SECONDS
 from receiver.settings import ReceiverSettings
 
+T = TypeVar("T")
 PAUSE_SECONDS: Final = 0.01
 """Before the second try of a transaction; later ones wait longer, by chance."""
 
@@ -115,42 +116,61 @@ class Intake:
             writer.add_done_callback(self.writers.discard)
         return await waiting.told
 
-    async def take_all(self, arrivals: Sequence[Arrival]) -> list[Posted]:
-        """Store all of them or none, and return what became of each when that is durable.
+    async def take_all(
+        self, arrivals: Sequence[Arrival], before: Callable[[Connection], Awaitable[object]] | None = None
+    ) -> list[Posted]:
+        """Store all of them or none, and return what became of each when that is durable. `before` is done first, in
+        the same transaction.
 
-        Raises what `take` raises, and Conflicting when a name is taken by something else.
+        Raises what `take` raises, Conflicting when a name is taken by something else, and what `before` raises.
         """
         items = [mail_of(arrival) for arrival in arrivals]
-        if not items:
+
+        async def work(conn: Connection) -> list[Posted]:
+            if before is not None:
+                await before(conn)
+            return await self._post_all(conn, items)
+
+        if not items and before is None:
             return []
+        posted = await self.together(work)
+        self.announce(posted)
+        return posted
+
+    async def together(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """What `work` comes to in a transaction of its own, again when that failed for a passing reason.
+
+        Raises Unstorable, Unavailable, and what `work` raises.
+        """
         try:
-            posted: list[Posted] = await AsyncRetrying(
+            return await AsyncRetrying(
                 stop=stop_after_attempt(RECEIVE_TRIES_MAX),
                 wait=wait_random_exponential(multiplier=2 * PAUSE_SECONDS, max=0.5),
                 retry=retry_if_exception(self._is_passing),
                 reraise=True,
-            )(self._try_all, items)
+            )(self._try_together, work)
         except Exception as error:
             if inbox.is_bad_data(error):
                 self.observer.saw("event.unstorable", error=error)
                 raise Unstorable("the database refuses the data of an event") from error
             raise failure(error) from error
-        self._announce(posted)
-        return posted
 
-    async def _try_all(self, items: Sequence[MailItem]) -> list[Posted]:
+    async def _try_together(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with (
             asyncio.timeout(self.settings.wait_seconds),
             self.pool.connection(CONNECTION_SECONDS) as conn,
             conn.transaction(),
         ):
-            posted = await inbox.post(conn, items, traced=self.traced)
-            for one in posted:
-                if fault := fault_of(one.outcome):
-                    raise fault
-                if one.outcome == "conflict":
-                    raise Conflicting("another event has the name of one in the batch")
-            return posted
+            return await work(conn)
+
+    async def _post_all(self, conn: Connection, items: Sequence[MailItem]) -> list[Posted]:
+        posted = await inbox.post(conn, items, traced=self.traced) if items else []
+        for one in posted:
+            if fault := fault_of(one.outcome):
+                raise fault
+            if one.outcome == "conflict":
+                raise Conflicting("another event has the name of one in the batch")
+        return posted
 
     async def drain(self) -> None:
         """Return when nothing waits any more."""
@@ -231,7 +251,7 @@ class Intake:
         answers = await self._split(conn, [item for _, item in items])
         for (index, _), answer in zip(items, answers, strict=True):
             told[index] = (fault_of(answer.outcome) if isinstance(answer, Posted) else None) or answer
-        self._announce(told)
+        self.announce(told)
         return [answer for answer in told if answer is not None]
 
     async def _split(self, conn: Connection, items: Sequence[MailItem]) -> Sequence[Posted | Exception]:
@@ -249,7 +269,8 @@ class Intake:
         half = len(items) // 2
         return [*await self._split(conn, items[:half]), *await self._split(conn, items[half:])]
 
-    def _announce(self, told: Sequence[Posted | Exception | None]) -> None:
+    def announce(self, told: Sequence[Posted | Exception | None]) -> None:
+        """Tell of what is durable now, and that somebody may be awake."""
         stored = [one for one in told if isinstance(one, Posted) and one.outcome == "stored"]
         self.observer.saw("post.batch", size=len(told), stored=len(stored))
         if any(one.answer != "unmatched" for one in stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -13,12 +14,14 @@ from contracts.errors import MalformedEvent
 from contracts.limits import KEY_BYTES_MAX
 from contracts.strict_json import Json
 from receiver.schemes import Challenge, Rules
+from receiver.sequence import SEQUENCE, SEQUENCE_BYTES_MAX, SEQUENCE_TYPE, WIDTH, is_number
 
 FORM: Final = "application/x-www-form-urlencoded"
 FIELDS_MAX: Final = 200
 """Fields of one HTML form."""
 LAST_SECOND: Final = 253_402_300_799
 """The last second that RFC 3339 can write."""
+SEQUENCE_TEXT: Final = re.compile(rf"[!-~]{{1,{SEQUENCE_BYTES_MAX}}}")
 
 
 class Unmapped(MalformedEvent):
@@ -89,8 +92,17 @@ def event_from(
         subject=members["subject"],
         time=members["time"],
         datacontenttype=members["datacontenttype"],
+        extensions=numbered(first(rules.sequence, headers, content)),
         data=ABSENT if content == b"" else content,
     )
+
+
+def numbered(sequence: str | None) -> dict[str, str]:
+    """What an event says of its place among others; of a whole number, that it is one. What is no text says nothing."""
+    if sequence is None or not SEQUENCE_TEXT.fullmatch(sequence):
+        return {}
+    said = {SEQUENCE: sequence}
+    return {**said, SEQUENCE_TYPE: "Integer"} if is_number(sequence) and len(sequence) <= WIDTH else said
 
 
 def challenge_in(challenge: Challenge, headers: Mapping[str, str], content: Json | bytes) -> str | None:

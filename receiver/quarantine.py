@@ -23,8 +23,9 @@ from contracts.mail import body_at_rest
 from contracts.strict_json import Json
 from receiver.inbox import Connection
 from receiver.senders import Sender
+from receiver.sequence import Position
 
-Reason = Literal["contract", "mapping", "expired", "conflict"]
+Reason = Literal["contract", "mapping", "expired", "conflict", "invalid", "ahead", "superseded"]
 DETAIL_CHARACTERS_MAX: Final = 2000
 """Of what is kept about why."""
 SKEW_SECONDS: Final = 60
@@ -33,7 +34,10 @@ SKEW_SECONDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Something to keep apart. `headers` and `body` are what was received; `event` is what could be read of it."""
+    """Something to keep apart. `headers` and `body` are what was received; `event` is what could be read of it.
+
+    With `wait` it is in line at `position`, and its turn comes in so many seconds at the latest.
+    """
 
     sender: Sender
     headers: Mapping[str, str]
@@ -42,6 +46,8 @@ class Kept:
     event: Envelope | None
     reason: Reason
     detail: str
+    position: Position | None = None
+    wait: float | None = None
 
     @property
     def digest(self) -> bytes:
@@ -112,19 +118,31 @@ def quarantine_place(tenant: int, sender: str, digest: bytes) -> str:
 
 KEEP: Final[LiteralString] = """
     insert into waypost.quarantine as q
-           (tenant_id, sender, reason, detail, source, event_id, type, key, webhook_id, headers, body, digest)
+           (tenant_id, sender, reason, detail, source, event_id, type, key, webhook_id, headers, body, digest,
+            stream, sequence, after, due_at)
     values (%(tenant)s::int, %(sender)s::text, %(reason)s::text, %(detail)s::text, %(source)s::text,
             %(event_id)s::text, %(type)s::text, %(key)s::text, %(webhook_id)s::text, %(headers)s::jsonb,
-            %(body)s::bytea, %(digest)s::bytea)
+            %(body)s::bytea, %(digest)s::bytea, %(stream)s::text, %(sequence)s::text, %(after)s::text,
+            now() + %(wait)s::float8 * interval '1 s')
         on conflict (tenant_id, sender, digest)
         do update set times = q.times + 1
-    returning times
+    returning times, due_at is null and released_at is null
+"""
+
+ENTER: Final[LiteralString] = """
+    update waypost.quarantine
+       set reason = %(reason)s::text, detail = %(detail)s::text, stream = %(stream)s::text,
+           sequence = %(sequence)s::text, after = %(after)s::text,
+           due_at = now() + %(wait)s::float8 * interval '1 s'
+     where tenant_id = %(tenant)s::int
+       and sender = %(sender)s::text
+       and digest = %(digest)s::bytea
 """
 
 
 async def keep(conn: Connection, kept: Kept) -> bool:
-    """Keep it durably, in autocommit; whether it is new."""
-    event = kept.event
+    """Keep it durably, in autocommit; whether it is new. What was kept for another reason may get in line now."""
+    event, position = kept.event, kept.position
     parameters = {
         "tenant": kept.sender.tenant_id,
         "sender": kept.sender.name,
@@ -140,14 +158,21 @@ async def keep(conn: Connection, kept: Kept) -> bool:
             kept.body, quarantine_place(kept.sender.tenant_id, kept.sender.name, kept.digest)
         ),
         "digest": kept.digest,
+        "stream": position and position.stream,
+        "sequence": position and position.sequence,
+        "after": position and position.after,
+        "wait": kept.wait,
     }
     row = await (await conn.execute(KEEP, parameters)).fetchone()
     assert row is not None, "what is inserted or updated returns"
-    return row[0] == 1
+    times, beside = row
+    if times > 1 and beside and kept.wait is not None:
+        await conn.execute(ENTER, parameters)
+    return times == 1
 
 
 KEPT: Final[LiteralString] = """
-    select true
+    select q.reason
       from waypost.quarantine q
      where q.tenant_id = %(tenant)s::int
        and q.sender = %(sender)s::text
@@ -155,10 +180,11 @@ KEPT: Final[LiteralString] = """
 """
 
 
-async def is_kept(conn: Connection, kept: Kept) -> bool:
-    """Whether it is kept apart already, or was let in since."""
+async def reason_of(conn: Connection, kept: Kept) -> Reason | None:
+    """Why it is kept apart already, or was until it was let in; None when it never was."""
     parameters = {"tenant": kept.sender.tenant_id, "sender": kept.sender.name, "digest": kept.digest}
-    return await (await conn.execute(KEPT, parameters)).fetchone() is not None
+    row = await (await conn.execute(KEPT, parameters)).fetchone()
+    return None if row is None else row[0]
 
 
 def as_headers(stored: Mapping[str, str]) -> CIMultiDict[str]:

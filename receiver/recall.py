@@ -9,13 +9,15 @@ from __future__ import annotations
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from contracts.envelope import decode_batch, encode_structured
+from contracts.envelope import element_of, elements_in
+from contracts.errors import ContractViolation
 from contracts.limits import RECEIVE_EVENTS_MAX
 from receiver.acceptance import accepted, accepted_all, set_apart
+from receiver.admission import Piece, invalid
 from receiver.arrivals import Arrival, mail_of
 from receiver.inbox import Answer, Connection, Posted, known
 from receiver.mapping import Unmapped
-from receiver.quarantine import Kept, headers_for, is_kept
+from receiver.quarantine import Kept, headers_for, reason_of
 from receiver.requests import event_in, is_batch
 from receiver.senders import Sender
 
@@ -27,22 +29,55 @@ async def recalled(
 
     Raises what reading it raises.
     """
+    status = sender.policy.answers.ack
     if is_batch(headers):
-        envelopes = decode_batch(body, events_max=RECEIVE_EVENTS_MAX)
-        items = [mail_of(Arrival.of(sender, name, it, encode_structured(it))) for it in envelopes]
-        answers = await known(conn, items)
-        return accepted_all([posted(answer) for answer in answers], 0) if answers else None
+        return await recalled_batch(conn, sender, name, body)
     try:
-        envelope, kept = event_in(headers, body, sender)
+        event, kept = event_in(headers, body, sender)
     except Unmapped:
-        pass
+        event = None
     else:
-        answers = await known(conn, [mail_of(Arrival.of(sender, name, envelope, kept))])
-        if answers is not None:
-            return accepted(posted(answers[0]))
+        if answer := (await known(conn, [mail_of(Arrival.of(sender, name, event, kept))]))[0]:
+            return accepted(posted(answer), status=status)
     # What is kept apart is named by all that was received of it, whatever could be read of that.
     apart = Kept(sender, headers_for(sender, headers), body, name, None, "mapping", "")
-    return set_apart(new=False) if await is_kept(conn, apart) else None
+    match await reason_of(conn, apart):
+        case None:
+            return None
+        case "ahead":
+            return accepted(posted("event"), status=status)
+        case _:
+            return set_apart(new=False, status=status)
+
+
+async def recalled_batch(
+    conn: Connection, sender: Sender, name: str | None, body: bytes
+) -> web.Response | None:
+    """The same of a batch, when each of its elements is stored or kept apart."""
+    policy = sender.policy
+    told: list[str] = []
+    for place, element in enumerate(elements_in(body, events_max=RECEIVE_EVENTS_MAX)):
+        try:
+            event = element_of(element, place)
+            piece = Piece.element(sender, name, event, place, asked_at=0.0)
+            if (await known(conn, [mail_of(piece.arrival)]))[0]:
+                told.append("duplicate")
+                continue
+            apart = piece.apart("invalid", "")
+        except ContractViolation as error:
+            if policy.batch == "atomic":
+                raise
+            apart = invalid(sender, name, element, place, str(error))
+        reason = await reason_of(conn, apart)
+        if reason is None:
+            return None
+        told.append("duplicate" if reason == "ahead" else reason)
+    if not told:
+        return None
+    events = [True for each in told if each == "duplicate"]
+    each = told if policy.batch == "partial" else None
+    apart = len(told) - len(events)
+    return accepted_all(events, apart, new=False, told=each, status=policy.answers.ack)
 
 
 def posted(answer: Answer) -> Posted:

@@ -27,6 +27,8 @@ TOLERANCE_SECONDS_MAX: Final = 3600
 """What is signed may be that old at most, whatever a sender's settings say."""
 RATE_MAX: Final = 100_000
 """Requests of one sender, a second."""
+GAP_SECONDS_MAX: Final = 3600
+"""That an event may wait for the one before it, whatever a sender's settings say."""
 
 Header = Annotated[str, StringConstraints(pattern=r"^[a-z0-9!#$&'*+.^_`|~-]{1,64}$")]
 Place = Annotated[
@@ -128,13 +130,14 @@ class Rules(Part):
     type_prefix: Label = ""
     key: Places = ()
     time: Places = ()
+    sequence: Places = ()
     form: Label = ""
     case_of: Place = ""
     cases: Mapping[str, Case] = {}
 
     def headers(self) -> tuple[str, ...]:
         """The headers that places name."""
-        lists = [self.source, self.id, self.type, self.key, self.time, (self.case_of,)]
+        lists = [self.source, self.id, self.type, self.key, self.time, self.sequence, (self.case_of,)]
         lists += [each for case in self.cases.values() for each in (case.source, case.type, case.key) if each]
         names = (place.removesuffix("?") for places in lists for place in places)
         return tuple(dict.fromkeys(name for name in names if name and name[0] not in "/="))
@@ -148,13 +151,38 @@ class Challenge(Part):
     answer: Place
 
 
+class Ordered(Part):
+    """Events reach flows in the order of their `sequence`.
+
+    One whose predecessor is missing waits `gap` seconds for it; with 0 nobody waits. `first` is the number of the first
+    event of a stream, `of` what is numbered together: all events of a source, or those of a source and a key. What
+    comes after a greater one is let in as it comes, or kept `apart`, because a newer one says more.
+    """
+
+    gap: Annotated[int, Field(ge=0, le=GAP_SECONDS_MAX)] = 30
+    first: Annotated[int, Field(ge=0, le=2**63)] = 1
+    of: Literal["source", "key"] = "source"
+    older: Literal["in", "apart"] = "in"
+
+
+class Answers(Part):
+    """What a sender is told by a status. `ack` is of what is stored or kept apart; `conflict` of what has the name of
+    something else (none: 409, and 202 to a webhook that is no CloudEvent); `contract` of what breaks its contract.
+    """
+
+    ack: Literal[200, 202, 204] = 202
+    conflict: Literal[202, 409] | None = None
+    contract: Literal[202, 422] = 202
+
+
 class Policy(Part):
     """All about a sender but its secrets.
 
     `sources` are the CloudEvents sources that it may use, `/shop/*` being all that begin so; none: any. `origins` are
     the hosts that may ask by OPTIONS whether they may post, `*.shop.example` being all below it. `rate` is in requests
     a second, `burst` how many of them may come at once. With `gzip` bodies may be compressed, and what is signed is
-    the compressed form. With `once` a body counts one time, whatever unsigned headers call it.
+    the compressed form. With `once` a body counts one time, whatever unsigned headers call it. Of a `partial` batch
+    what is no event is kept apart, and the others are stored. With `origin_required` a request names one of `origins`.
     """
 
     signature: Proving
@@ -167,6 +195,10 @@ class Policy(Part):
     concurrency: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = None
     gzip: bool = False
     once: bool = False
+    ordered: Ordered | None = None
+    batch: Literal["atomic", "partial"] = "atomic"
+    answers: Answers = Answers()
+    origin_required: bool = False
 
 
 def case(key: str, **more: Any) -> dict[str, Any]:
@@ -359,7 +391,7 @@ def with_lists(section: str, members: Mapping[str, Any]) -> dict[str, Any]:
 
 LISTS: Final = {
     "signature": frozenset({"header", "id", "timestamp"}),
-    "event": frozenset({"source", "id", "type", "key", "time"}),
+    "event": frozenset({"source", "id", "type", "key", "time", "sequence"}),
 }
 
 

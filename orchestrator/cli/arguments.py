@@ -13,7 +13,10 @@ from orchestrator.core.status import Status
 from orchestrator.settings import Address, address_of, span
 from receiver.schemes import PRESETS
 
-REASONS: Final = ("early", "late", "orphaned", "unmatched", "contract", "mapping", "expired", "conflict")
+REASONS: Final = (
+    *("early", "late", "orphaned", "unmatched", "contract", "mapping", "expired", "conflict", "invalid"),
+    *("ahead", "superseded"),
+)
 """Why something that came moved nothing."""
 
 BINARY: Final = "it may send events in the binary content mode, of which its signature covers the data alone"

@@ -93,7 +93,8 @@ def explained(item: Apart | Received, why: Sequence[str], args: Namespace) -> in
     for line in why:
         say(plain(line))
     if isinstance(item, Apart) and item.released_at is None and item.reason != "conflict":
-        say(f"When that is mended: waypost inbox redrive {args.id} --by NAME")
+        when = "So that it waits no longer" if item.reason == "ahead" else "When that is mended"
+        say(f"{when}: waypost inbox redrive {args.id} --by NAME")
     return Exit.OK
 
 

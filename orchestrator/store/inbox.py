@@ -109,11 +109,15 @@ class Apart:
     received_at: datetime
     released_at: datetime | None
     released_by: str | None
+    stream: str | None
+    sequence: str | None
+    due_at: datetime | None
 
 
 READ_APART: Final[LiteralString] = """
     select q.quarantine_id, q.tenant_id, t.name as tenant, q.sender, q.reason, q.detail, q.source, q.event_id, q.type,
-           q.key, q.webhook_id, q.headers, q.body, q.digest, q.times, q.received_at, q.released_at, q.released_by
+           q.key, q.webhook_id, q.headers, q.body, q.digest, q.times, q.received_at, q.released_at, q.released_by,
+           q.stream, q.sequence, q.due_at
       from waypost.quarantine q
       join waypost.tenant t using (tenant_id)
      where q.tenant_id = %(tenant)s::int
@@ -135,7 +139,7 @@ async def read_apart(conn: Connection, number: int, *, tenant: int) -> Apart | N
 
 RELEASE: Final[LiteralString] = """
     update waypost.quarantine
-       set released_at = now(), released_by = %(by)s::text
+       set released_at = now(), released_by = %(by)s::text, due_at = null
      where tenant_id = %(tenant)s::int
        and quarantine_id = %(id)s::bigint
        and released_at is null
@@ -148,14 +152,14 @@ async def release(conn: Connection, number: int, *, by: str, tenant: int) -> Non
 
 BLAME: Final[LiteralString] = """
     update waypost.quarantine
-       set reason = %(reason)s::text, detail = %(detail)s::text
+       set reason = %(reason)s::text, detail = %(detail)s::text, due_at = null
      where tenant_id = %(tenant)s::int
        and quarantine_id = %(id)s::bigint
 """
 
 
 async def blame(conn: Connection, number: int, *, reason: str, detail: str, tenant: int) -> None:
-    """Say why it is still kept apart."""
+    """Say why it is still kept apart; its turn passes."""
     await conn.execute(BLAME, {"tenant": tenant, "id": number, "reason": reason, "detail": detail})
 
 

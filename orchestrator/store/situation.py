@@ -33,6 +33,16 @@ class EndpointRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadRow:
+    """An event that waits for the one before it, of a type and key that an execution waits for."""
+
+    id: str
+    type: str
+    key: str
+    due_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """`now` is the database's; `holders` are living workers that have the flow in this version; `stuck` is what
     the view of that name says, None in normal life.
@@ -47,6 +57,7 @@ class Around:
 class Situation:
     """What people may see: of what is Sensitive, REDACTED. `worker` is the row of the owner; None when nobody owns it,
     or that worker is not known any more. `mutexes` are those that it has or waits for, and who has what it waits for.
+    `ahead` are events that it waits for, and that wait for others of their stream.
     """
 
     row: ExecutionRow
@@ -58,6 +69,7 @@ class Situation:
     children: list[ChildRow] = field(default_factory=list[ChildRow])
     mutexes: list[MutexRow] = field(default_factory=list[MutexRow])
     tasks: list[TaskRow] = field(default_factory=list[TaskRow])
+    ahead: list[AheadRow] = field(default_factory=list[AheadRow])
 
 
 SNAPSHOT: Final[LiteralString] = """
@@ -87,7 +99,34 @@ async def situation(conn: Connection, execution_id: str, *, tenant: int) -> Situ
                 task_store.shown(task, by)
                 for task in await task_store.of_execution(conn, execution_id, tenant=tenant)
             ],
+            ahead=await ahead(conn, execution_id, tenant=tenant),
         )
+
+
+AHEAD: Final[LiteralString] = """
+    select distinct 'q' || q.quarantine_id as id, q.type, q.key, q.due_at
+      from waypost.wait w
+     cross join lateral
+           (select a.quarantine_id, a.type, a.key, a.due_at
+              from waypost.quarantine a
+             where a.tenant_id = w.tenant_id
+               and a.type = w.type
+               and a.key = w.key
+               and a.due_at is not null
+               and a.reason = 'ahead'
+             order by a.sequence
+             limit 1) q
+     where w.tenant_id = %(tenant)s::int
+       and w.execution_id = %(execution)s::uuid
+       and w.inbox_id is null
+"""
+
+
+async def ahead(conn: Connection, execution_id: str, *, tenant: int) -> list[AheadRow]:
+    """The first event in line of each type and key that it waits for."""
+    async with conn.cursor(row_factory=class_row(AheadRow)) as cursor:
+        await cursor.execute(AHEAD, {"tenant": tenant, "execution": execution_id})
+        return await cursor.fetchall()
 
 
 ENDPOINTS: Final[LiteralString] = """

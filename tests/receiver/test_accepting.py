@@ -368,21 +368,29 @@ async def stored_before(world: World, sent: bytes) -> None:
     world.receiver.clock = lambda: NOW
 
 
-@pytest.mark.parametrize("kind", ["event", "binary", "batch", "apart"])
+@pytest.mark.parametrize(
+    "kind", ["event", "binary", "batch", "apart", "batch with one apart", "partial batch"]
+)
 async def test_a_late_retry_with_an_old_signature_is_acknowledged_when_it_is_stored(
     world: World, kind: str
 ) -> None:
     # Coolhand-Labs/coolhand-ruby 123, and providers that sign once and repeat that for hours.
-    await set_sender(world.conn, "payments", binary_mode=True)
-    plain = event(expirytime="2026-01-01T00:00:00Z") if kind == "apart" else event()
-    sent = {
-        "binary": in_headers(plain, at=OLD),
-        "batch": request(
-            json.dumps([plain, event()]).encode(),
-            at=OLD,
-            replace={"content-type": "application/cloudevents-batch+json"},
-        ),
-    }.get(kind, request(plain, at=OLD))
+    batch = "partial" if kind == "partial batch" else "atomic"
+    await set_sender(world.conn, "payments", binary_mode=True, settings={"batch": batch})
+    plain = event(expirytime="2026-01-01T00:00:00Z") if "apart" in kind else event()
+    elements = [plain, event(), event(id=None)][: 3 if kind == "partial batch" else 2]
+    several = request(
+        json.dumps(elements).encode(),
+        at=OLD,
+        replace={"content-type": "application/cloudevents-batch+json"},
+    )
+    sent = (
+        several
+        if "batch" in kind
+        else in_headers(plain, at=OLD)
+        if kind == "binary"
+        else request(plain, at=OLD)
+    )
     await stored_before(world, sent)
     before = await dump(world.conn)
 

@@ -11,8 +11,12 @@ import pytest
 
 from contracts.envelope import decode_structured
 from contracts.limits import RECEIVE_EVENTS_MAX
+from orchestrator import inbox
+from orchestrator.registry import set_sender
+from orchestrator.store import inbox as store
 from tests.contracts.conformance import events
 from tests.receiver.world import (
+    VAULT,
     Connection,
     Pool,
     World,
@@ -183,3 +187,55 @@ async def test_every_invalid_event_of_the_suite_is_refused_alone_and_in_a_batch(
         assert (await any_source.send(batch(event(), it))).status == 400, name
 
     assert await dump(any_source.conn) == before
+
+
+# ---- in part -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def partial(pool: Pool, conn: Connection) -> AsyncIterator[World]:
+    """A receiver whose sender wants its batches to be taken in part."""
+    await add_sender(conn)
+    await set_sender(conn, "payments", settings={"batch": "partial", "sources": ["/payments"]})
+    async with running(pool, conn) as world:
+        yield world
+
+
+async def test_of_a_partial_batch_what_is_an_event_is_stored_and_the_rest_is_kept_apart(
+    partial: World,
+) -> None:
+    await partial.post(event(id="taken"))
+    sent = batch(
+        event(id="a"), event(id=None), "no event", event(id="b", source="/others"), event(id="a2", specversion="0.9"),
+        event(id="taken", data={"other": True}), event(id="c", expirytime="2026-01-01T00:00:00Z"), event(id="d"),
+    )  # fmt: skip
+
+    answer = await partial.send(sent)
+    again = await partial.send(sent)
+
+    apart = ["invalid", "invalid", "invalid", "invalid", "conflict", "expired"]
+    assert (answer.status, "x-inbox" in answer.headers) == (202, False)
+    assert answer.json == {
+        "answer": "batch", "events": 2, "duplicates": 0, "quarantined": 6, "items": ["stored", *apart, "stored"],
+    }  # fmt: skip
+    assert (again.status, again.headers["x-inbox"]) == (202, "duplicate")
+    assert again.json["items"] == ["duplicate", *apart, "duplicate"]
+    assert sorted(await names(partial.conn)) == ["a", "d", "taken"]
+
+
+async def test_what_a_partial_batch_might_not_say_is_let_in_when_it_may(partial: World) -> None:
+    await partial.send(batch(event(id="b", source="/others")))
+    [item] = await store.read(partial.conn, tenant=1, reason="invalid", limit=5)
+    with pytest.raises(inbox.StillApart, match="source"):
+        await inbox.redrive(partial.conn, VAULT, item.id, by="ada")
+
+    await set_sender(partial.conn, "payments", settings={"sources": []})
+
+    assert await inbox.redrive(partial.conn, VAULT, item.id, by="ada") == "stored"
+    assert await names(partial.conn) == ["b"]
+
+
+async def test_what_is_no_array_is_no_partial_batch_either(partial: World) -> None:
+    assert (await partial.refused(request(b"{}", replace=BATCH))).status == 400
+    assert (await partial.refused(batch(*[GOOD] * (RECEIVE_EVENTS_MAX + 1)))).status == 413
+    assert (await partial.send(batch())).json["items"] == []

@@ -10,7 +10,7 @@ from typing import Any, Final
 from orchestrator.store.kin import ChildRow
 from orchestrator.store.mutexes import MutexRow
 from orchestrator.store.reading import ExecutionRow, FactRow, MessageRow
-from orchestrator.store.situation import Around, EndpointRow, Situation
+from orchestrator.store.situation import AheadRow, Around, EndpointRow, Situation
 from orchestrator.store.tasks import TaskRow
 from orchestrator.store.tries import WorkerRow
 
@@ -151,6 +151,7 @@ def case(
     deadline: float | None = None,
     children: list[ChildRow] | None = None,
     mutexes: list[MutexRow] | None = None,
+    ahead: list[AheadRow] | None = None,
 ) -> Situation:
     """An execution that said `said` half a minute ago, after it was started."""
     facts: list[Said] = [("started", "", {"input": {}}), *said]
@@ -174,4 +175,5 @@ def case(
         children=children or [],
         mutexes=mutexes or [],
         tasks=tasks or [],
+        ahead=ahead or [],
     )  # fmt: skip

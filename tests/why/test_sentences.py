@@ -11,7 +11,7 @@ import pytest
 from orchestrator.cli.why import lines
 from orchestrator.core.errors import STOPPING
 from orchestrator.explanation import Code, UnknownState
-from orchestrator.store.situation import Situation
+from orchestrator.store.situation import AheadRow, Situation
 from orchestrator.why import STOPPED, UNDECIDED, explain
 from tests.why.case import (
     ENDPOINT,
@@ -95,6 +95,7 @@ CASES: Final[list[tuple[str, Situation]]] = [
     ("sleeping", case(("asked", "nap", {"kind": "timer", "name": "nap", "due": at(90_000).isoformat()}))),
     ("awaiting-event", case(asked_event())),
     ("awaiting-event", case(asked_event(key="", due=300))),
+    ("awaiting-event", case(asked_event(), ahead=[AheadRow("q17", "payment.succeeded", "order-7", at(20))])),
     ("awaiting-decision", case(asked_person(due=90_000), reminds(600), wake=600)),
     ("awaiting-decision", case(asked_person(), wake=None)),
     ("awaiting-child", case(asked_child(), children=[child("waiting")], wake=None)),
