@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from contracts.addresses import Network
 from contracts.errors import shown
 from orchestrator.registry import (
     TENANT,
@@ -18,7 +19,7 @@ from orchestrator.registry import (
 from orchestrator.store import endpoints as store
 from orchestrator.store.database import Connection
 from orchestrator.store.endpoints import EndpointState
-from relay.addresses import Network, check_url
+from relay.addresses import check_url
 from relay.particulars import header_problems, tls_problems
 
 CONCURRENCY_MAX: Final = 1_000  # tries in flight to one endpoint, in each relay

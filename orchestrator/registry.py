@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import psycopg
 
 from contracts import strict_json
+from contracts.addresses import Network
 from contracts.errors import (
     Conflict,
     ContractViolation,
@@ -33,7 +34,7 @@ from orchestrator.store import registry as store
 from orchestrator.store.registry import NewEndpoint, NewSender, OwnerKind, SealedSecret
 from receiver.authenticity import Key, parse_secret, written
 from receiver.schemes import ISSUED, Policy, policy_of
-from relay.addresses import Network, check_url
+from relay.addresses import check_url
 
 Connection = psycopg.AsyncConnection[Any]
 

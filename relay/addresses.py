@@ -12,52 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
+from contracts.addresses import Network, forbidden, may_be_dialled, within
 from contracts.errors import shown
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 AddressInfo = tuple[
     int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
 ]
 SocketFactory = Callable[[AddressInfo], socket.socket]
 
 URL_CHARACTERS_MAX: Final = 2048
-
-# `is_global` is not enough: of these, Python 3.11 calls multicast, NAT64, 6to4, fec0::/10 and some more
-# global. Sources: the IANA special-purpose address registries; RFC 6890.
-CLOSED: Final = {
-    ipaddress.ip_network(network): reason
-    for network, reason in {
-        "0.0.0.0/8": "this host",
-        "10.0.0.0/8": "private",
-        "100.64.0.0/10": "shared by a carrier",
-        "127.0.0.0/8": "loopback",
-        "169.254.0.0/16": "link-local",
-        "172.16.0.0/12": "private",
-        "192.0.0.0/24": "reserved",
-        "192.0.2.0/24": "documentation",
-        "192.88.99.0/24": "6to4 relay",
-        "192.168.0.0/16": "private",
-        "198.18.0.0/15": "benchmarks",
-        "198.51.100.0/24": "documentation",
-        "203.0.113.0/24": "documentation",
-        "224.0.0.0/4": "multicast",
-        "240.0.0.0/4": "reserved",
-        "::/96": "this host, loopback or IPv4-compatible",
-        "64:ff9b::/96": "NAT64",
-        "64:ff9b:1::/48": "NAT64",
-        "100::/64": "discard",
-        "2001::/32": "Teredo",
-        "2001:db8::/32": "documentation",
-        "2002::/16": "6to4",
-        "3fff::/20": "documentation",
-        "5f00::/16": "segment routing",
-        "fc00::/7": "private",
-        "fe80::/10": "link-local",
-        "fec0::/10": "site-local",
-        "ff00::/8": "multicast",
-    }.items()
-}
 
 # Ports of services that would take an HTTP request for commands of theirs; above 1024 the common databases.
 CLOSED_PORTS: Final = frozenset(range(1, 1024)) - {80, 443} | {
@@ -83,24 +46,6 @@ class AddressBlocked(OSError):
         super().__init__("the endpoint's address is blocked")
 
 
-def forbidden(address: str | Address, *, allow: Iterable[Network] = ()) -> str | None:
-    """Why `address` must not be called, or None when it may be.
-
-    An IPv4-mapped address is judged as the IPv4 address that the kernel would dial. `allow` overrides every
-    reason.
-    """
-    if isinstance(address, str):
-        address = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if any(address in network for network in allow):
-        return None
-    for network, reason in CLOSED.items():
-        if address in network:
-            return reason
-    return None if address.is_global else "not global"
-
-
 def guarded(allow: Iterable[Network], *, only_allowed: bool = False) -> SocketFactory:
     """A maker of sockets for `aiohttp.TCPConnector(socket_factory=…)` that makes none towards a forbidden
     address.
@@ -114,17 +59,11 @@ def guarded(allow: Iterable[Network], *, only_allowed: bool = False) -> SocketFa
         family, kind, protocol, _, target = info
         if family not in (socket.AF_INET, socket.AF_INET6):
             raise AddressBlocked
-        address = ipaddress.ip_address(target[0].partition("%")[0])
-        if forbidden(address, allow=allowed) or (only_allowed and not _within(address, allowed)):
+        if not may_be_dialled(target[0], allow=allowed, only_allowed=only_allowed):
             raise AddressBlocked
         return socket.socket(family, kind, protocol)
 
     return make
-
-
-def _within(address: Address, networks: Iterable[Network]) -> bool:
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return any((mapped or address) in network for network in networks)
 
 
 def check_url(url: str, *, allow: Iterable[Network] = ()) -> list[str]:
@@ -184,7 +123,7 @@ def _host_problems(scheme: str, host: str, allow: tuple[Network, ...]) -> list[s
     reason = forbidden(address, allow=allow)
     if reason:
         return [closed(host, reason)]
-    if scheme == "http" and not _within(address, allow):
+    if scheme == "http" and not within(address, allow):
         return ["expected https; plain http reaches only what WAYPOST_ALLOW_ADDRESSES lists"]
     return []
 

@@ -10,13 +10,14 @@ from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection
 
+from contracts.addresses import Network
 from contracts.backoff import BadSchedule, Schedule
 from contracts.errors import BadSecret, VaultError
 from contracts.limits import SECRETS_MAX
 from contracts.observer import Observer
 from contracts.signature import Secret, Signer, SigningKey
 from contracts.vault import Vault, secret_context
-from relay.addresses import Network, check_url
+from relay.addresses import check_url
 from relay.outbox import EndpointKey
 from relay.particulars import Certificates, header_problems, tls_problems
 from relay.references import KNOWN, Manager, resolve

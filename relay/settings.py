@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from relay.addresses import Network
+from contracts.addresses import Network
 
 MARGIN_MAX: Final = timedelta(seconds=10)
 COUNTS: Final = (

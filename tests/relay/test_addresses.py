@@ -7,7 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from relay.addresses import AddressBlocked, check_url, forbidden, guarded
+from contracts.addresses import forbidden
+from relay.addresses import AddressBlocked, check_url, guarded
 from relay.endpoints import Endpoint
 from relay.outbox import Message
 from relay.settings import RelaySettings
