@@ -95,8 +95,8 @@ class TooLarge(ContractViolation):
     code = "too-large"
     http_status = 413
 
-    def __init__(self, what: str, size: int, limit: int) -> None:
-        super().__init__(f"{what}: expected at most {limit} bytes, found {size}")
+    def __init__(self, what: str, size: int, limit: int, *, way: str = "") -> None:
+        super().__init__(f"{what}: expected at most {limit} bytes, found {size}{way and '; '}{way}")
         self.what = what
         self.size = size
         self.limit = limit

@@ -94,6 +94,16 @@ SENDERS_FRESH_SECONDS: Final = 2.0  # a sender and its secrets are read again af
 SENDERS_UNKNOWN_SECONDS: Final = 0.5  # the same for a name that nobody has
 SENDERS_KEPT_MAX: Final = 4096  # names in memory, known or not
 
+# Data that a message names (`dataref`)
+DATA_LIFE: Final = timedelta(days=30)  # of the URL of an event's data; that of a command's ends with its time
+DATA_CONCURRENCY_MAX: Final = 8  # answers with data at once in one receiver; more get 503
+DATA_SAME_MAX: Final = 2  # of these under one URL; more get 503
+DATA_SECONDS: Final = 10.0  # to take an answer with data, beside what its bytes may take; then cut
+DATA_BYTES_PER_SECOND: Final = 256 * 1024  # whoever takes less is cut
+DATA_CHUNK_BYTES: Final = 64 * 1024  # that are written at once
+DATA_FETCH_SECONDS: Final = 8.0  # for the helper to get the data of a command; then 503
+DATA_CONNECT_SECONDS: Final = 2.0  # of these, for a connection
+
 # Error texts
 SHOWN_CHARACTERS_MAX: Final = 80  # of a value that somebody else wrote
 PROBLEMS_MAX: Final = 20  # named in one error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -29,12 +30,13 @@ def secret_context(*, tenant: int, owner_kind: str, owner_name: str, key_id: str
 class Vault:
     """Seals and opens with one key, which shows itself nowhere. Nonces are the caller's: 12 random bytes."""
 
-    __slots__ = ("_cipher",)
+    __slots__ = ("_cipher", "_macs")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise BadSecret(f"vault key: expected {KEY_BYTES} bytes, found {len(key)}")
         self._cipher = AESGCM(key)
+        self._macs = hmac.digest(key, b"waypost:mac", "sha256")
 
     @classmethod
     def from_text(cls, text: str) -> Vault:
@@ -59,6 +61,10 @@ class Vault:
             return self._cipher.decrypt(nonce, sealed, associated)
         except (InvalidTag, ValueError):
             raise VaultError(associated.decode("utf-8", "backslashreplace")) from None
+
+    def mac(self, said: bytes) -> bytes:
+        """Proves that who has the key said it: HMAC-SHA256, with a key that is made of it for nothing else."""
+        return hmac.digest(self._macs, said, "sha256")
 
     def __repr__(self) -> str:
         return "Vault(…)"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 from contracts.codec import Sealing
+from contracts.dataref import Tickets
 from contracts.errors import WaypostError
 from contracts.log import JsonLines
 from contracts.observer import Observer
@@ -201,6 +202,7 @@ async def worker(settings: Settings, modules: Sequence[str]) -> None:
             segment_gap=settings.trace_segment_gap,
             changed_flows=settings.changed_flows,
             application_role=settings.application_role,
+            tickets=await tickets_of(settings, found),
         )
 
         async def lease() -> str | None:
@@ -271,6 +273,16 @@ def collect_less() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+async def tickets_of(settings: Settings, pool: Pool) -> Tickets | None:
+    """What lets services get data that are too large for messages; none without a payload store, or without our key.
+
+    Raises WrongKey when it is not that of this database.
+    """
+    if Large.kept is None or settings.secret_key is None:
+        return None
+    return Tickets(await vault_of(settings, pool))
+
+
 async def vault_of(settings: Settings, pool: Pool) -> Vault:
     """The vault with our key. Raises SettingsInvalid without a key, WrongKey when it is not that of this database."""
     vault = settings.vault()
@@ -323,7 +335,12 @@ async def receiver(settings: Settings) -> None:
         running(Hints(settings.listen_dsn())) as hints,
     ):
         work = Receiver(
-            found, vault=await vault_of(settings, found), observer=said, hint=hints.give, traced=watch.traced
+            found,
+            vault=await vault_of(settings, found),
+            observer=said,
+            hint=hints.give,
+            traced=watch.traced,
+            fetch=None if Large.kept is None else Large.get,
         )
 
         async def listening() -> str | None:

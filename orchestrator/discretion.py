@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
+from contracts.dataref import DATAHASH, DATAREF
 from contracts.sensitive import REDACTED, Places, Scrubber, redacted, values_at
 from orchestrator.core.redaction import Redaction
 from orchestrator.outbox import Seen
@@ -17,6 +19,9 @@ from orchestrator.store.inbox import Apart, Item, Received
 from orchestrator.store.tasks import TaskRow
 
 Json = Any
+
+TICKET_SAID: Final = re.compile(rb'("dataref":"[^"]*/data/)[A-Za-z0-9_-]{164}(?=")')
+"""Where a message says with what its data are got: `delivery curl` has that, and nobody is shown it."""
 
 
 async def of_execution(conn: Connection, execution: str, *, tenant: int) -> Redaction:
@@ -49,14 +54,14 @@ async def items(conn: Connection, rows: Sequence[Item], *, tenant: int) -> list[
 
 async def message(conn: Connection, seen: Seen, *, tenant: int) -> Seen:
     """`seen` as people may see it: its data by the classes of its flow, and what was answered by none."""
-    it = seen.message
+    it = replace(seen.message, body=TICKET_SAID.sub(b"\\1\xe2\x80\xa6", seen.message.body))
     by = (
         Redaction([]) if it.execution_id is None else await of_execution(conn, it.execution_id, tenant=tenant)
     )
     marks = by.marks(it.path)
     places: Places = (*marks.get("data", ()), *await store.declared(conn, seen.type, tenant=tenant))
     if not by.finds and not places:
-        return seen
+        return replace(seen, message=it)
     body = shown_body(it.body, places, [by.text])
     answers = bool(marks)
     tries = [
@@ -110,11 +115,13 @@ def shown_body(body: bytes, places: Places, texts: Sequence[Scrubber]) -> bytes:
         event: Json = json.loads(body)
     except (ValueError, RecursionError):
         event = None
-    if not isinstance(event, dict) or (places and "data" not in event):
+    if not isinstance(event, dict) or (places and "data" not in event and DATAREF not in event):
         return REDACTED.encode()
     said = cast("dict[str, Json]", event)
-    if places:
+    if places and "data" in said:
         said = said | {"data": redacted(said["data"], places)}
+    if places and DATAREF in said:
+        said = said | {DATAREF: REDACTED, DATAHASH: REDACTED}
     return json.dumps(scrubbed(said, texts), ensure_ascii=False, separators=(",", ":")).encode()
 
 

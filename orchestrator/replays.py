@@ -64,7 +64,7 @@ def replayed(flow: Flow, journal: Sequence[Fact], *, now: datetime) -> tuple[str
         return bad.data.get(
             "code", UNSTORABLE
         ), f"the journal cannot be read at position {bad.position}: {bad.data['why']}"
-    machine = Machine(flow.program, payload_max=Large.bytes_max())
+    machine = Machine(flow.program, payload_max=Large.bytes_max(), sent_max=Large.bytes_max())
     try:
         machine.replay(journal, now=now)
     except Halt as halt:

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -28,6 +28,7 @@ import psycopg
 from contracts import strict_json, trace
 from contracts.errors import WaypostError, shown
 from contracts.limits import NAME_BYTES_MAX
+from contracts.objects import ObjectGone
 from contracts.observer import Observer, Silent
 from contracts.trace import Trace
 from orchestrator.core.errors import UsageError
@@ -35,7 +36,8 @@ from orchestrator.core.names import is_name
 from orchestrator.engine.attempt import called
 from orchestrator.engine.claims import AWAY, backoff
 from orchestrator.engine.pulse import CURRENT, Attempt, Pulse
-from orchestrator.store import database
+from orchestrator.objects.large import Large
+from orchestrator.store import database, objects
 from orchestrator.store import tasks as store
 from orchestrator.store.database import Pool, is_bad_data, is_transient
 from orchestrator.store.ending import end
@@ -269,12 +271,23 @@ class TaskWorker:
         handler = self._tasks.get(task.type)
         if handler is None:
             return failed(task, "no-handler", f"{self._owner} has no function for {task.type}")
+        if task.at is not None:
+            task = await self._whole(task, task.at)
         command = asked(handler, task)
         CURRENT.set(Attempt(task.key, task.attempt, task.expires_at, task.left, one.pulse))
         at = span_of(task)
         with contextlib.nullcontext() if at is None or self._current is None else self._current(at):
             value = await called(handler.fn, (command,), one.pulse, self._threads)
         return done(task, handler, value)
+
+    async def _whole(self, task: Task, position: int) -> Task:
+        """`task` with its data, which are part of a fact in the payload store. Raises ObjectGone, StoreAway."""
+        async with self._pool.connection() as conn:
+            try:
+                one = await objects.of_fact(conn, task.execution_id, position, tenant=task.tenant_id)
+            except ValueError as error:
+                raise ObjectGone(f"task {task.task_id}: {error}") from None
+        return replace(task, payload=(await Large.get(task.tenant_id, one)).decode())
 
     # ---- beating -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import psycopg
 
+from contracts.dataref import Tickets
 from contracts.observer import Observer, Silent
 from contracts.sensitive import unless_sensitive
 from orchestrator.core.ask import Ask
@@ -75,6 +76,7 @@ class Worker:
     ending the process helps then. With `traced`, what it commits is marked as to be exported; after a pause of more
     than `segment_gap` an execution goes on in another trace. `changed_flows` says whether it starts when a version of a
     flow has other code than it had. The functions of transactions run as `application_role`, where there is one.
+    With `tickets`, and a payload store, messages name data that are too large to go with them.
     `forgetful` is for tests: each execution is let go after each of its facts.
     """
 
@@ -96,6 +98,7 @@ class Worker:
         segment_gap: timedelta | None = None,
         changed_flows: Literal["refuse", "accept"] = "refuse",
         application_role: str | None = None,
+        tickets: Tickets | None = None,
     ) -> None:
         self._pool = pool
         self._flows = flows
@@ -111,7 +114,7 @@ class Worker:
         self._application_role = application_role
         self._transactions = transactions.pool(dsn)
         self._lease: Lease | None = None
-        self._wire = Wire(source, receiver_url, segment_gap=segment_gap)
+        self._wire = Wire(source, receiver_url, segment_gap=segment_gap, tickets=tickets)
         self._threads = ThreadPoolExecutor(self._limits.threads_max, thread_name_prefix=STEP_THREADS)
 
     async def run(self, stop: asyncio.Event) -> None:

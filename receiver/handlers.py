@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from pydantic import ValidationError
 
 from contracts import strict_json
+from contracts.dataref import DataWrong, is_named
 from contracts.envelope import ABSENT, Envelope
 from contracts.errors import MalformedEvent, shown
 from contracts.limits import PROBLEMS_MAX
@@ -88,6 +89,19 @@ class Delivery:
         )
 
 
+class NotBegun(Exception):
+    """A command that no handler is called for."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.message = message
+
+
+Fetch = Callable[[Envelope], Awaitable[Envelope]]
+"""An event with the data that it names. Raises DataAway, DataWrong."""
+
+
 class Raised(Exception):
     """A handler raised what is no Exception: SystemExit, CancelledError, StopIteration in a thread and the like."""
 
@@ -121,18 +135,23 @@ class Handler:
         taken = [it for it in inspect.signature(function).parameters.values() if it.kind in places]
         return cls(kind, function, wants_delivery=len(taken) > 1)
 
-    async def act(self, delivery: Delivery, *, source: str, threads: Executor) -> Reply:
-        """Run the handler, once, and tell what it said. Whatever else it raises passes through."""
+    async def act(
+        self,
+        delivery: Delivery,
+        *,
+        source: str,
+        threads: Executor,
+        fetch: Fetch,
+    ) -> Reply:
+        """Run the handler, once, and tell what it said. Whatever else it raises passes through. `fetch` gets the data
+        that the command names; DataAway, which it raises, passes through.
+        """
         command = delivery.event
-        not_begun = replies.failed if delivery.again else replies.refused
-        if delivery.expires_at is not None and datetime.now(UTC) >= delivery.expires_at:
-            return not_begun(command, source=source, code="expired", message="nobody waits for this any more")
         try:
-            request = self._read(command)
-        except ValidationError as error:
-            return not_begun(
-                command, source=source, code="invalid", message=problems(error, places_of(self.kind))
-            )
+            delivery, request = await self._asked(delivery, fetch)
+        except NotBegun as no:
+            not_begun = replies.failed if delivery.again else replies.refused
+            return not_begun(command, source=source, code=no.code, message=no.message)
         try:
             result = await self._call(request, delivery, threads)
         except Refused as no:
@@ -149,6 +168,20 @@ class Handler:
             )
             return replies.failed(command, source=source, code="reply-invalid", message=message)
         return replies.done(command, source=source, value=value)
+
+    async def _asked(self, delivery: Delivery, fetch: Fetch) -> tuple[Delivery, Command[Any]]:
+        """The delivery with all of its data, and the command that they are. Raises NotBegun, DataAway."""
+        if delivery.expires_at is not None and datetime.now(UTC) >= delivery.expires_at:
+            raise NotBegun("expired", "nobody waits for this any more")
+        try:
+            if not is_named(delivery.event):
+                return delivery, self._read(delivery.event)
+            event = await fetch(delivery.event)
+            return replace(delivery, event=event), await asyncio.to_thread(self._read, event)
+        except DataWrong as error:
+            raise NotBegun(error.code, str(error)) from None
+        except ValidationError as error:
+            raise NotBegun("invalid", problems(error, places_of(self.kind))) from None
 
     async def _call(self, request: Command[Any], delivery: Delivery, threads: Executor) -> Any:
         arguments = (request, delivery) if self.wants_delivery else (request,)
@@ -178,7 +211,8 @@ class Handler:
         places = places_of(self.kind)
         if not (places or places_of(self.kind.reply_)):
             return error
-        return REDACTED if isinstance(data, bytes) else scrubbed(told(error), values_at(data, places))
+        unknown = isinstance(data, bytes) or is_named(delivery.event)
+        return REDACTED if unknown else scrubbed(told(error), values_at(data, places))
 
     def _write(self, result: Any) -> Any:
         return self.kind.reply_.dump_python(self.kind.reply_.validate_python(result), mode="json")

@@ -19,6 +19,7 @@ from typing import Any, Final
 from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
 
+from contracts.dataref import Tickets
 from contracts.envelope import element_of, elements_in
 from contracts.errors import (
     BadSignature,
@@ -36,6 +37,7 @@ from receiver.acceptance import Status, accepted, accepted_all, set_apart
 from receiver.admission import Admission, Piece
 from receiver.answers import consent, is_allowed
 from receiver.authenticity import Proof
+from receiver.data import PREFIX, SHOWN, DataDesk, Fetch
 from receiver.inbox import Posted
 from receiver.intake import Intake, is_away
 from receiver.listener import listen
@@ -52,6 +54,7 @@ from receiver.requests import (
     faults_of,
     is_batch,
     is_mapped,
+    path_of,
     problem,
     read,
     refusal_of,
@@ -80,7 +83,8 @@ def accepted_batch(became: Sequence[Became], *, told_each: bool, status: Status)
 
 
 class Receiver:
-    """`POST /events/{tenant}/{sender}`: signed CloudEvents in, durable mail out.
+    """`POST /events/{tenant}/{sender}`: signed CloudEvents in, durable mail out. `GET /data/{ticket}`: data that
+    messages name; `fetch` gets them from the payload store, where there is one.
 
     `pool` is in autocommit. `hint` is called with "execution" when mail may have made one due. `clock` gives
     seconds since 1970. With `traced`, what is stored is marked as to be exported.
@@ -96,6 +100,7 @@ class Receiver:
         hint: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         traced: bool = False,
+        fetch: Fetch | None = None,
     ) -> None:
         self.settings = settings or ReceiverSettings()
         self.observer = observer or Silent()
@@ -114,6 +119,9 @@ class Receiver:
         )
         self.admission = Admission(
             pool, intake=self.intake, streams=self.streams, observer=self.observer, clock=self.now
+        )
+        self.desk = DataDesk(
+            pool, tickets=Tickets(vault), fetch=fetch, settings=self.settings, observer=self.observer
         )
         self.rates = Rates(time.monotonic)
         self.at_work = self.recalling = 0
@@ -203,7 +211,10 @@ class Receiver:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         asked_at = time.monotonic()
-        name = route(request)
+        path = path_of(request)
+        if path.startswith(PREFIX):
+            return await self.desk.answer(request, path)
+        name = route(request, path)
         sender = await self.senders.get(name)
         if request.method == "OPTIONS":
             return self._consent(request, sender)
@@ -341,7 +352,7 @@ class Receiver:
     ) -> web.Response:
         # What callers did wrong is told in a line; what we did wrong, with where it was.
         told = {} if error is None else {"error": str(error) if isinstance(error, WaypostError) else error}
-        where = shown(request.path)
+        where = SHOWN if request.path.startswith(PREFIX) else shown(request.path)
         self.observer.saw("request.refused", status=refusal.status, reason=refusal.reason, path=where, **told)
         response = problem(refusal.status, refusal.headers, detail=refusal.detail, faults=faults_of(error))
         if not request.content.is_eof():

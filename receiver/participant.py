@@ -19,15 +19,16 @@ What it answers, and why:
 
     202   the receiver has the reply, durably. Only then nobody needs the command again.
     200   this is the reply (with `reply_in_answer`). Until it has arrived, the command comes again.
-    503   not yet: a run goes on, the reply was not taken, or the handler said Unavailable.
+    503   not yet: a run goes on, the reply was not taken, the handler said Unavailable, or the data that the
+          command names cannot be got now.
     500   the handler raised something else; it may have acted. The command comes again.
     400 401 403 404 405 413 415 501   never begun: no event, not authentic, not its sender's, no handler.
 
 Everything else is said in a signed reply and not by a status, because a status speaks of one attempt and a
 reply of the command. So `refused` is the reply to a command whose data does not fit its contract (`invalid`),
 that comes after its undo has begun (`undone`), or after its `expirytime` (`expired`: nobody waits, so it is
-not begun, and the orchestrator learns that there is nothing to undo). Where an earlier run may have acted,
-`invalid` and `expired` are said as `failed`.
+not begun, and the orchestrator learns that there is nothing to undo), or names data that are others than it says
+(`data-mismatch`). Where an earlier run may have acted, these are said as `failed`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import aiohttp
 from aiohttp import web
 
+from contracts.dataref import DataAway
 from contracts.envelope import STRUCTURED, decode_structured, media_type
 from contracts.errors import BadSignature, ContractViolation, Unavailable
 from contracts.limits import MESSAGE_BYTES_MAX, RECEIVE_BODY_SECONDS
@@ -58,6 +60,7 @@ from contracts.observer import Observer
 from contracts.signature import Secret, verify
 from contracts.spans import has_collector
 from receiver import loop, replies
+from receiver.fetching import Fetcher
 from receiver.handlers import Delivery, Failed, Handler, Registration
 from receiver.listener import CannotListen, listen
 from receiver.memory import Begin, Busy, Errand, Known, Memory, NothingToUndo, SqliteMemory, Undone
@@ -95,6 +98,9 @@ class Participant:
     endpoint's timeout. Raises TypeError when it could not reply at all.
 
     Without `memory` it remembers in the file `<name>.sqlite` of the working directory.
+
+    Data that a command names are got from the origins in `data_from` (default: that of `receiver_url`), whose names
+    lead to public addresses or to those in `data_networks`. Raises ValueError for what is no origin, or no network.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class Participant:
         tenant: str = "default",
         memory: Memory | None = None,
         observer: Observer | None = None,
+        data_from: Sequence[str] | None = None,
+        data_networks: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._source = f"/{name}"
@@ -130,6 +138,9 @@ class Participant:
         self._remembering = Remembering(self._memory, name=f"{name}-memory")
         self._poster: Poster | None = None
         self._spool: Spool | None = None
+        if data_from is None:
+            data_from = [] if receiver_url is None else [replies.origin_in(receiver_url)]
+        self._fetcher = Fetcher(data_from, data_networks)
 
     def does(self, kind: type[Command[R]], /) -> Registration[R]:
         """Register the handler of a command: `handler(command)` or `handler(command, delivery)`.
@@ -202,7 +213,11 @@ class Participant:
             yield found.port
 
     async def _life(self, _: web.Application) -> AsyncGenerator[None]:
-        async with self._tracing(), aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        async with (
+            self._tracing(),
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+            self._fetcher,
+        ):
             if self._posts_to is not None:
                 url, secret = self._posts_to
                 self._poster = Poster(session, url=url, secrets=[secret], observer=self._observer)
@@ -304,11 +319,18 @@ class Participant:
         return answer
 
     async def _answer_to(self, handler: Handler, delivery: Delivery, errand: Errand) -> web.Response:
-        about = {"message": delivery.message, "type": delivery.event.type, "attempt": delivery.attempt}
+        about: dict[str, Any] = {
+            "message": delivery.message,
+            "type": delivery.event.type,
+            "attempt": delivery.attempt,
+        }
         try:
             body = await self._reply(handler, delivery, errand)
-        except Unavailable:
-            return self._answer(503, "not available", **about)
+        except Unavailable as error:
+            if isinstance(error, DataAway):
+                about["error"] = str(error)
+            reason = error.fault if isinstance(error, DataAway) else "not available"
+            return self._answer(503, reason, **about)
         except Exception as error:  # noqa: BLE001  # a handler may raise anything; the command comes again
             return self._answer(500, "raised", error=handler.told(error, delivery), **about)
         if body is None:
@@ -344,7 +366,9 @@ class Participant:
 
     async def _run(self, handler: Handler, delivery: Delivery, errand: Errand) -> bytes:
         try:
-            reply = await handler.act(delivery, source=self._source, threads=self._threads)
+            reply = await handler.act(
+                delivery, source=self._source, threads=self._threads, fetch=self._fetcher.whole
+            )
         except Exception as error:
             acted = not isinstance(error, Unavailable)
             await self._remember(partial(self._memory.release, acted=acted), errand)

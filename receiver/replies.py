@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -150,6 +150,12 @@ class Poster:
                     raise NotTaken(f"status {answer.status}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise NotTaken(type(error).__name__) from error
+
+
+def origin_in(receiver_url: str) -> str:
+    """Scheme, host and port of the receiver, where it gives out data too."""
+    parts = urlsplit(receiver_url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def address_of(receiver_url: str, *, tenant: str, sender: str) -> str:

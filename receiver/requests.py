@@ -68,10 +68,14 @@ def unavailable(reason: str, retry_after: int = RETRY_AFTER_SECONDS) -> Refusal:
     return Refusal(503, reason, {"Retry-After": str(retry_after)})
 
 
-def route(request: web.BaseRequest) -> tuple[str, str]:
-    """Tenant and sender of `/events/{tenant}/{sender}`. A query is not signed, so it means nothing."""
+def path_of(request: web.BaseRequest) -> str:
+    """A query is not signed, so it means nothing."""
     target = request.raw_path
-    path = target.partition("?")[0] if target.startswith("/") else request.rel_url.raw_path
+    return target.partition("?")[0] if target.startswith("/") else request.rel_url.raw_path
+
+
+def route(request: web.BaseRequest, path: str) -> tuple[str, str]:
+    """Tenant and sender of `/events/{tenant}/{sender}`."""
     names = names_in(path)
     if names is None:
         raise Refusal(404, "route")

@@ -22,4 +22,8 @@ class ReceiverSettings:
     drain_seconds: float = limits.RECEIVE_DRAIN_SECONDS
     senders_fresh_seconds: float = limits.SENDERS_FRESH_SECONDS
     senders_unknown_seconds: float = limits.SENDERS_UNKNOWN_SECONDS
+    data_concurrency_max: int = limits.DATA_CONCURRENCY_MAX
+    data_same_max: int = limits.DATA_SAME_MAX
+    data_seconds: float = limits.DATA_SECONDS
+    data_bytes_per_second: int = limits.DATA_BYTES_PER_SECOND
     tolerance_seconds: int = limits.TIMESTAMP_TOLERANCE_SECONDS

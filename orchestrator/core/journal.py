@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from contracts import strict_json
+from contracts.errors import TooLarge
 from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator.core.ask import Ask
 from orchestrator.core.errors import LimitExceeded, NonDeterminism
@@ -78,12 +79,15 @@ class Journal:
 
     __slots__ = (
         "at", "before", "closed", "closed_waits", "facts_max", "left_children", "let_go", "new", "on_death", "past",
-        "payload_max", "position", "present", "sent_again", "taken_back",
+        "payload_max", "position", "present", "sent_again", "sent_max", "taken_back",
     )  # fmt: skip
 
-    def __init__(self, *, facts_max: int, payload_max: int, on_death: Callable[[Fact], None]) -> None:
+    def __init__(
+        self, *, facts_max: int, payload_max: int, sent_max: int, on_death: Callable[[Fact], None]
+    ) -> None:
         self.facts_max = facts_max
         self.payload_max = payload_max
+        self.sent_max = sent_max
         self.on_death = on_death
         self.position = 0
         self.before = 0
@@ -238,22 +242,45 @@ class Journal:
             )
 
     def encoded(self, data: dict[str, Json], *, what: str) -> str:
-        """`data` in JSON. Raises NotEncodable, and TooLarge for a part beyond `payload_max` bytes; beyond
-        PAYLOAD_BYTES_MAX for one that cannot be by reference.
+        """`data` in JSON. Raises NotEncodable, and TooLarge for a part beyond `payload_max` bytes; beyond `sent_max`
+        for one that leaves in a message, and beyond PAYLOAD_BYTES_MAX for one that cannot be by reference.
         """
         text = strict_json.encode(data, what=what)
         if len(text) * 4 > PAYLOAD_BYTES_MAX:
             for part in ("args", "undo", "value", "input", "output", "error"):
                 if part in data:
-                    most = self.payload_max if may_be_elsewhere(part, data) else PAYLOAD_BYTES_MAX
-                    strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=most)
+                    self._check_size(part, data, what)
         return text
 
+    def _check_size(self, part: str, data: dict[str, Json], what: str) -> None:
+        where = whereabouts(part, data)
+        most = {"kept": self.payload_max, "sent": self.sent_max}.get(where, PAYLOAD_BYTES_MAX)
+        try:
+            strict_json.encode(data[part], what=f"{what}: {part}", bytes_max=most)
+        except TooLarge as error:
+            way = "" if most > PAYLOAD_BYTES_MAX else WAYS[where]
+            raise TooLarge(error.what, error.size, most, way=way) from None
 
-def may_be_elsewhere(part: str, data: dict[str, Json]) -> bool:
-    """Whether a part of a fact may be by reference: what stays with us, and is none of a message or for people."""
-    if part in ("args", "undo"):
-        action: Json = data[part]
-        is_step = isinstance(action, dict) and cast("dict[str, Json]", action).get("do") == "step"
-        return is_step or data.get("kind") in ("child", "start")
-    return part in ("value", "input", "output")
+
+WAYS: Final = {
+    "kept": "with WAYPOST_PAYLOAD_STORE it may have 16 MiB",
+    "sent": "with WAYPOST_PAYLOAD_STORE and WAYPOST_SECRET_KEY for the worker it may have 16 MiB",
+    "row": "",
+}
+"""How a part could be larger, by where it is."""
+
+
+def whereabouts(part: str, data: dict[str, Json]) -> Literal["kept", "sent", "row"]:
+    """Where a part of a fact goes: it is kept by us, and may be by reference; it is sent in a message, and may be named
+    by it; or it lies in a row, for people or for whoever searches.
+    """
+    if part in ("value", "input", "output"):
+        return "kept"
+    if part not in ("args", "undo"):
+        return "row"
+    kind = data.get("kind")
+    if part == "args" and kind in ("child", "start", "emit"):
+        return "sent" if kind == "emit" else "kept"
+    action: Json = data[part]
+    does = cast("dict[str, Json]", action).get("do") if isinstance(action, dict) else None
+    return "sent" if does == "call" else "kept" if does in ("step", "task") else "row"

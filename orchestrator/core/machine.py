@@ -70,13 +70,16 @@ class Machine:
         execution: str = "",
         facts_max: int = FACTS_MAX,
         payload_max: int = PAYLOAD_BYTES_MAX,
+        sent_max: int = PAYLOAD_BYTES_MAX,
     ) -> None:
         self.program = program
         self.execution = execution
         self.started: dict[str, Json] = {}
         self.began = BEGINNING
         self.segments: Segments | None = None  # of its trace, for who makes messages of what it asks
-        self.journal = Journal(facts_max=facts_max, payload_max=payload_max, on_death=self._bury)
+        self.journal = Journal(
+            facts_max=facts_max, payload_max=payload_max, sent_max=sent_max, on_death=self._bury
+        )
         self.continues = False
         self.started_now = 0
         self._begin_anew()

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 from contracts import strict_json, trace
+from contracts.dataref import Ticket, Tickets, naming, seconds_of
 from contracts.envelope import Envelope, encode_structured
 from contracts.identifiers import execution_key, message_id
-from contracts.limits import PUBLISHED_LIFE
+from contracts.limits import DATA_LIFE, PAYLOAD_BYTES_MAX, PUBLISHED_LIFE
+from contracts.objects import digest_of
 from orchestrator.core.fact import Fact
 from orchestrator.core.journal import SentAgain
 from orchestrator.core.path import undo_path
@@ -30,6 +33,11 @@ class Wire:
     routes: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
     segment_gap: timedelta | None = None
     """After a longer pause an execution goes on in another trace."""
+    tickets: Tickets | None = None
+    """With them a message names data that are too large for it, where there is a payload store. None: it takes none."""
+
+    def data_at(self, ticket: str) -> str:
+        return f"{self.receiver_url.rstrip('/')}/data/{ticket}"
 
     def reply_to(self, tenant: int, endpoint: str) -> str:
         route = self.routes.get((tenant, endpoint), f"default/{quote(endpoint, safe='')}")
@@ -73,28 +81,61 @@ def message_of(fact: Fact, sender: Identity, wire: Wire) -> NewMessage:
         extensions=extensions(fact, sender, key)
         | {"replyto": wire.reply_to(sender.tenant, action["endpoint"])},
     )
-    due = fact.data.get("due")
+    due = None if "due" not in fact.data else datetime.fromisoformat(fact.data["due"])
     return NewMessage(
         message_id=identity,
         path=fact.path,
         endpoint=action["endpoint"],
         lane=key if about is None else execution_key(sender.execution, sender.epoch, about),
-        body=encode_structured(envelope),
+        body=body_of(
+            envelope, sender, wire, identity, at=position_of(fact), until=due or fact.at + DATA_LIFE
+        ),
         at_most_once=fact.data.get("effect") == "at_most_once",
-        expires_at=None if due is None else datetime.fromisoformat(due),
+        expires_at=due,
     )
 
 
+def body_of(
+    envelope: Envelope, sender: Identity, wire: Wire, message: UUID, *, at: int, until: datetime
+) -> bytes:
+    """The bytes of `envelope`. It names its data when they are too large to go with it: as part of the fact at position
+    `at` they are in the payload store by the commit, and are given out `until` then.
+    """
+    body = encode_structured(envelope)
+    if wire.tickets is None or len(body) <= PAYLOAD_BYTES_MAX:
+        return body
+    plain = strict_json.encode(envelope.data, what="data").encode()
+    if len(plain) <= PAYLOAD_BYTES_MAX:  # in the journal they are whole too
+        return body
+    digest, size = digest_of(plain), len(plain)
+    ticket = Ticket(
+        sender.tenant, UUID(sender.execution), at, message, digest, size, expires=seconds_of(until)
+    )
+    url = wire.data_at(wire.tickets.issue(ticket))
+    return encode_structured(naming(envelope, url, sha256=digest, size=size))
+
+
+def position_of(fact: Fact) -> int:
+    """Where in the journal the data of a message are; of one that is made again, where it was first asked for."""
+    return fact.data.get("position", fact.position)
+
+
 def task_of(fact: Fact, sender: Identity) -> NewTask:
-    """The try of a task that an `asked` fact leaves; `again` in its data numbers one that comes after another."""
+    """The try of a task that an `asked` fact leaves; `again` in its data numbers one that comes after another.
+
+    When its data are too large for a row, it has the position of the fact instead, in an array: data are an object.
+    """
     action = fact.data["args"]
+    payload = strict_json.encode(action["data"], what=f"task {fact.path}")
+    if len(payload) * 4 > PAYLOAD_BYTES_MAX and len(payload.encode()) > PAYLOAD_BYTES_MAX:
+        payload = f"[{position_of(fact)}]"
     key = execution_key(sender.execution, sender.epoch, fact.path)
     return NewTask(
         task_id=message_id(sender.execution, sender.epoch, fact.path, at=fact.at),
         path=fact.path,
         queue=action["queue"],
         type=action["name"],
-        payload=strict_json.encode(action["data"], what=f"task {fact.path}"),
+        payload=payload,
         key=key,
         attempt=fact.data.get("again", 1),
         priority=action.get("priority", 0),
@@ -129,7 +170,8 @@ def event_of(fact: Fact, sender: Identity, wire: Wire) -> NewEvent:
         path=fact.path,
         type=said["type"],
         key=said["key"] or "",
-        body=encode_structured(envelope),
+        body=body_of(envelope, sender, wire, identity, at=fact.position, until=fact.at + DATA_LIFE),
+        data=said["data"],
         expires_at=fact.at + PUBLISHED_LIFE,
         hops=sender.hops + 1,
     )
@@ -140,6 +182,7 @@ def asked_again(one: SentAgain) -> Fact:
     ask = one.ask
     due = {} if ask.due is None else {"due": ask.due.isoformat()}
     data = {"kind": ask.kind, "name": ask.name, "args": ask.args, "again": one.attempt, **due, **ask.undoes}
+    data["position"] = ask.position
     return Fact(one.position, "asked", ask.path, data, one.at)
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from contracts.errors import NotEncodable, TooLarge
-from contracts.limits import FACTS_WARN
+from contracts.limits import FACTS_WARN, PAYLOAD_BYTES_MAX
 from contracts.objects import OBJECTS, StoreAway, StoreDenied
 from contracts.observer import Observer
 from contracts.sensitive import unless_sensitive
@@ -205,7 +205,10 @@ class Ownership:
             if bad is not None:
                 raise Unreadable(f"the journal cannot be read at position {bad.position}: {bad.data['why']}")
             self._at = Machine(
-                self._flow.program, execution=self.claim.execution, payload_max=Large.bytes_max()
+                self._flow.program,
+                execution=self.claim.execution,
+                payload_max=Large.bytes_max(),
+                sent_max=Large.bytes_max() if self._engine.wire.tickets else PAYLOAD_BYTES_MAX,
             )
             self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
             self._machine.position = self._position

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 from uuid import UUID
 
 from contracts import arrays
@@ -17,6 +17,8 @@ from orchestrator.core.fact import Fact
 from orchestrator.store.database import Connection
 from orchestrator.store.families import TAKEN_BACK, Family, Sender, follow, lock
 from orchestrator.store.tasks import task_place
+
+Json = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class NewEvent:
     type: str
     key: str
     body: bytes
+    data: Json
+    """For flows, whole; its body may name it instead."""
     expires_at: datetime
     hops: int
     """Starts of flows by events that led to it."""
@@ -528,8 +532,8 @@ def columns_of_events(turns: Sequence[Turn]) -> dict[str, object]:
         "e_source": arrays.texts(sources),
         "e_data": arrays.texts(
             [
-                data_at_rest("event", json.dumps(one["data"]), where)
-                for one, where in zip(said, places, strict=True)
+                data_at_rest("event", json.dumps(event.data), where)
+                for (_, event), where in zip(events, places, strict=True)
             ]
         ),
         "e_trace": arrays.texts([one.get("traceparent") for one in said]),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final, LiteralString
 
+from contracts.objects import Reference, reference
 from orchestrator.store.database import Connection
 
 NAMED: Final[LiteralString] = """
@@ -27,6 +28,22 @@ async def named(conn: Connection, digests: Sequence[str]) -> set[str]:
     """Those of `digests` that any row names, of any tenant."""
     cursor = await conn.execute(NAMED, {"digests": list(digests)})
     return {digest for (digest,) in await cursor.fetchall()}
+
+
+OF_FACT: Final[LiteralString] = """
+    select payload -> 'objects' -> 'args.data'
+      from waypost.journal
+     where tenant_id = %(tenant)s::int
+       and execution_id = %(execution)s::uuid
+       and position = %(position)s::bigint
+"""
+
+
+async def of_fact(conn: Connection, execution: str, position: int, *, tenant: int) -> Reference:
+    """What a fact names as the data of what it asks for. Raises ValueError when it names none."""
+    named = {"tenant": tenant, "execution": execution, "position": position}
+    row = await (await conn.execute(OF_FACT, named)).fetchone()
+    return reference(None if row is None else row[0])
 
 
 BEFORE: Final[LiteralString] = """

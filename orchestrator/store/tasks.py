@@ -41,8 +41,8 @@ def answer_place(tenant: int, task: UUID | str) -> str:
 class Task:
     """A try that a worker has claimed: nobody else has it while its lease lasts.
 
-    `payload` is the command in JSON, `attempt` counts tries from 1, `left` is what the try before (`left_by`) said
-    last; both as they lie there. After `expires_at` nobody waits for it.
+    `payload` is the command in JSON, or says where it is (`at`); `attempt` counts tries from 1, `left` is what the try
+    before (`left_by`) said last; both as they lie there. After `expires_at` nobody waits for it.
     """
 
     tenant_id: int
@@ -61,6 +61,11 @@ class Task:
     expires_at: datetime
     left: Json
     left_by: UUID | None
+
+    @property
+    def at(self) -> int | None:
+        """The position of the fact of which its command is a part, in the payload store. It is opened already."""
+        return json.loads(self.payload)[0] if self.payload.startswith("[") else None
 
     def opened(self) -> Task:
         """The same, opened where it is sealed. Raises PayloadKeyMissing, PayloadUnreadable."""

@@ -27,6 +27,7 @@ from uuid import UUID
 
 import aiohttp
 
+from contracts.dataref import Tickets
 from contracts.envelope import STRUCTURED, Envelope, encode_structured
 from contracts.errors import WaypostError
 from contracts.messages import Event
@@ -38,6 +39,7 @@ from orchestrator.bootstrap import RECEIVER_CONNECTIONS, RELAY_CONNECTIONS, WORK
 from orchestrator.cli.processes import Children
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows, load
+from orchestrator.objects.large import Large
 from orchestrator.simulators.kinds import ANY
 from orchestrator.simulators.zoo import Zoo, zoo
 from orchestrator.store import database
@@ -298,7 +300,11 @@ async def _tasks(place: Place, flows: Flows, hints: Hints) -> AsyncGenerator[Non
         database.pool(place.dsn, size=RECEIVER_CONNECTIONS, name="receiver") as of_receiver,
     ):
         receiver = Receiver(
-            of_receiver, vault=place.vault, hint=hints.give, settings=ReceiverSettings(drain_seconds=1.0)
+            of_receiver,
+            vault=place.vault,
+            hint=hints.give,
+            settings=ReceiverSettings(drain_seconds=1.0),
+            fetch=Large.get,
         )
         relay = Relay(
             of_relay,
@@ -316,6 +322,7 @@ async def _tasks(place: Place, flows: Flows, hints: Hints) -> AsyncGenerator[Non
             receiver_url=place.receiver_url,
             observer=Silent(),
             limits=WorkerLimits(poll=LOOK, drain=timedelta(seconds=1)),
+            tickets=Tickets(place.vault),
         )
         tasks = [
             asyncio.create_task(receiver.serve("127.0.0.1", place.port, stop)),

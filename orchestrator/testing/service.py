@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import aiohttp
 from aiohttp import web
 
+from contracts.dataref import is_named
 from contracts.envelope import STRUCTURED, Envelope, decode_structured
 from contracts.errors import BadSignature
 from contracts.limits import MESSAGE_BYTES_MAX
@@ -20,6 +21,7 @@ from contracts.messages import Command, plain
 from contracts.observer import Silent
 from contracts.signature import Secret, verify
 from receiver import replies
+from receiver.fetching import Fetcher
 from receiver.replies import Poster, Reply
 
 Json = Any
@@ -229,6 +231,9 @@ class Service:
         except BadSignature as error:
             return web.Response(status=401, text=str(error))
         command = decode_structured(body)
+        if is_named(command):
+            async with Fetcher([replies.origin_in(self._receiver_url)]) as fetcher:
+                command = await fetcher.whole(command)
         key = str(command.extensions.get("idempotencykey", ""))
         self.got.append(Got(command.id, command.type, command.data, key, dict(request.headers)))
         self._came.set()

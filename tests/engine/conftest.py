@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from contracts.dataref import Tickets
 from orchestrator.client import Client
 from orchestrator.flows import Flows
 from orchestrator.store import database
@@ -44,6 +45,8 @@ def working(dsn: str, hints: Hints) -> Working:
         orphans: bool = False,
         limits: WorkerLimits = LIMITS,
         application_role: str | None = None,
+        receiver_url: str = "http://127.0.0.1:8081",
+        tickets: Tickets | None = None,
     ) -> AsyncGenerator[Moments]:
         moments, stop = Moments(), asyncio.Event()
         async with database.pool(dsn, size=8, name="worker") as connections:
@@ -57,6 +60,8 @@ def working(dsn: str, hints: Hints) -> Working:
                 limits=limits,
                 forgetful=forgetful,
                 application_role=application_role,
+                receiver_url=receiver_url,
+                tickets=tickets,
             )
             task = asyncio.create_task(worker.run(stop))
             try:

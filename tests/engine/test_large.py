@@ -18,9 +18,8 @@ from pydantic import BaseModel
 from contracts.codec import Codec, Sealing, keys_of
 from contracts.errors import TooLarge
 from contracts.limits import PAYLOAD_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX
-from contracts.messages import Command
 from contracts.objects import ObjectMissing, ObjectStore, StoreAway, StoreDenied
-from orchestrator import Context, Sensitive, StepRefused, local, workflow
+from orchestrator import Context, Sensitive, local, workflow
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows
 from orchestrator.objects import sweep as sweeping
@@ -37,10 +36,6 @@ from tests.waiting import until
 WEEK: Final = timedelta(days=7)
 LARGE: Final = "x" * (PAYLOAD_BYTES_MAX + 1)
 FIRST, SECOND = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
-
-
-class Send(Command[None], endpoint="parcels", type="parcel.send"):
-    text: str
 
 
 class Paper(BaseModel):
@@ -73,21 +68,12 @@ async def large_child(ctx: Context, text: str) -> str:
     return await ctx.step(doubled, text)
 
 
-@workflow(name="large-call", version="1")
-async def large_call(ctx: Context, text: str) -> str:
-    try:
-        await ctx.call(Send(text=text))
-    except StepRefused as refused:
-        return str(refused.code)
-    return "sent"
-
-
 @workflow(name="large-paper", version="1")
 async def large_paper(ctx: Context, paper: Paper) -> None:
     raise RuntimeError(f"no card has the number {paper.card}")
 
 
-FLOWS: Final = Flows([large, large_child, large_call, large_paper])
+FLOWS: Final = Flows([large, large_child, large_paper])
 
 
 @pytest.fixture(autouse=True)
@@ -204,14 +190,6 @@ async def test_what_is_sensitive_in_a_large_payload_is_in_no_text(
     assert view.error is not None
     assert "[redacted]" in view.error.values(), view.error
     assert not any("4242" in (fact.payload or "") for fact in view.facts)
-
-
-async def test_a_command_goes_whole_so_a_large_one_is_refused(
-    working: Working, client: Client, folder: Path
-) -> None:
-    started = (await client.start(FLOWS.get("large-call"), LARGE)).execution_id
-    async with working(flows=FLOWS):
-        assert (await until_over(client, started)).output == "too-large"
 
 
 async def test_without_a_store_and_beyond_its_limit_an_input_is_refused(conn: Connection) -> None:

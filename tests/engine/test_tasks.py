@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +16,9 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
+from contracts.codec import Codec, Sealing
+from contracts.limits import PAYLOAD_BYTES_MAX
+from contracts.objects import ObjectMissing, Reference
 from orchestrator import (
     Command,
     Context,
@@ -28,8 +33,12 @@ from orchestrator import (
     seconds,
     workflow,
 )
+from orchestrator import task_worker as task_worker_module
 from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows
+from orchestrator.objects.files import FileStore
+from orchestrator.objects.kept import Kept
+from orchestrator.objects.large import Large
 from orchestrator.store import tasks as store
 from orchestrator.store.database import Connection, Pool
 from orchestrator.store.hints import Hints
@@ -207,6 +216,37 @@ def running(working: Working, serving: Serving, client: Client) -> Running:
             return await client.wait(started.execution_id, seconds=30)
 
     return run
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_large_task_is_read_from_the_payload_store_and_fails_while_that_does_not_have_it(
+    running: Running, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sealed: bool
+) -> None:
+    image = "i" * (PAYLOAD_BYTES_MAX + 1)
+    monkeypatch.setattr(Large, "kept", Kept(FileStore(tmp_path / "objects")))
+    monkeypatch.setattr(Sealing, "codec", Codec([("one", bytes(32))], os.urandom) if sealed else None)
+    done = await running("resizes", image)
+    ran = [one[0] for one in RAN]
+    lost = [ObjectMissing("0" * 64, "file:///somewhere")]
+
+    class Loses:
+        """The store as workers of queues see it: it has lost an object once."""
+
+        @staticmethod
+        async def get(tenant: int, one: Reference) -> bytes:
+            if lost:
+                raise lost.pop()
+            return await Large.get(tenant, one)
+
+    monkeypatch.setattr(task_worker_module, "Large", Loses)
+    again = await running("resizes", image + "!")
+
+    rows = await conn.execute(
+        "select max(length(payload::text)), array_agg(state order by number) from waypost.task"
+    )
+    assert (done.output, again.output) == ("width 100", "width 100")
+    assert ran == [image]
+    assert await rows.fetchone() == (pytest.approx(75, abs=75), ["done", "failed", "done"])
 
 
 async def state(conn: Connection, execution: UUID) -> list[str]:

@@ -8,19 +8,25 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, Final
 
 import psycopg
 import pytest
 
+from contracts.dataref import Tickets
 from contracts.envelope import STRUCTURED, decode_structured
 from contracts.errors import BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable
+from contracts.limits import PAYLOAD_BYTES_MAX
 from contracts.schemas import document
 from contracts.signature import Secret, verify
+from contracts.vault import Vault
 from examples.shop.contracts import Charge
 from receiver.arrivals import Arrival, mail_of
 from receiver.senders import Sender
@@ -33,6 +39,7 @@ PAGE: Final = "docs/participants.md"
 NODE: Final = "examples/node/participant.mjs"
 COMMANDS: Final = Secret.of(b"c" * 32)
 REPLIES: Final = Secret.of(b"r" * 32)
+TICKETS: Final = Tickets(Vault(bytes(32)))
 
 
 @pytest.fixture
@@ -99,11 +106,73 @@ def test_a_command_looks_as_the_page_shows_it() -> None:
 
 def test_every_attribute_of_a_command_is_explained_and_no_other() -> None:
     made = json.loads(undo_of(command("payment.charge", {}, path="charge"), "charge"))
+    made |= json.loads(command("payment.charge", "x" * PAYLOAD_BYTES_MAX, path="charge", tickets=TICKETS))
     explained = [name for cells in table(PAGE, "attribute") for name in code_in(cells[0])]
 
     named = {*made, "probes"} - {"specversion", "time", "datacontenttype"}  # what only a probe has, too
 
     assert sorted(explained) == sorted(named)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> ModuleType:
+    return loaded(tmp_path, "elsewhere.py")
+
+
+@contextmanager
+def giving(status: int, body: bytes) -> Generator[str]:
+    """Waypost's receiver, as far as it gives data out."""
+
+    class Give(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Location", "/data/again")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  # its name there
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Give) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+LARGE: Final = {"order": "x" * PAYLOAD_BYTES_MAX}
+BYTES: Final = json.dumps(LARGE, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, BYTES, LARGE),
+        (200, BYTES.replace(b"x", b"y"), ValueError),
+        (200, BYTES + b" ", ValueError),
+        (404, b"", OSError),
+        (302, BYTES, OSError),
+    ],
+)
+def test_data_that_are_elsewhere_are_fetched_and_compared(
+    elsewhere: ModuleType, status: int, body: bytes, found: Any
+) -> None:
+    with giving(status, body) as url:
+        made = json.loads(command("payment.charge", LARGE, path="charge", tickets=TICKETS, receiver_url=url))
+        if found is LARGE:
+            assert elsewhere.data_of(made, waypost=url) == LARGE
+            with pytest.raises(ValueError, match="not at Waypost"):
+                elsewhere.data_of(made, waypost="https://waypost.example")
+        else:
+            with pytest.raises(found):
+                elsewhere.data_of(made, waypost=url)
+
+
+def test_data_that_come_with_a_command_are_not_fetched(elsewhere: ModuleType) -> None:
+    made = json.loads(command("payment.charge", {"order": "1"}, path="charge"))
+
+    assert elsewhere.data_of(made, waypost="https://waypost.example") == {"order": "1"}
 
 
 def test_every_status_of_the_receiver_is_explained() -> None:

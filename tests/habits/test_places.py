@@ -16,7 +16,7 @@ SQL: Final = re.compile(
 )
 SPEAKS_SQL: Final = re.compile(
     r"orchestrator/(store/\w+|testing/clock)\.py|relay/(outbox|endpoints|health|replies)\.py"
-    r"|receiver/(inbox|quarantine|senders|streams)\.py|migrations/runner\.py"
+    r"|receiver/(data|inbox|quarantine|senders|streams)\.py|migrations/runner\.py"
 )
 SPEAKS_HTTP: Final = re.compile(
     r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py"

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +81,7 @@ class Service:
     receiver: FakeReceiver
     url: str
     session: aiohttp.ClientSession
+    receiver_url: str
 
     async def post(
         self,
@@ -135,10 +136,15 @@ async def served(app: web.Application) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def service(
-    handle: Callable[..., Any], *more: Callable[..., Any], memory: Memory | None = None
+    handle: Callable[..., Any],
+    *more: Callable[..., Any],
+    memory: Memory | None = None,
+    data: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
 ) -> AsyncGenerator[Service]:
     receiver = FakeReceiver()
     inbox = web.Application()
+    if data is not None:
+        inbox.router.add_get("/data/{any:.*}", data)
     inbox.router.add_post("/{any:.*}", receiver.take)
     async with served(inbox) as receiver_url, aiohttp.ClientSession() as session:
         payments = Participant(
@@ -152,7 +158,7 @@ async def service(
         for undo in more:
             payments.does(Refund)(undo)
         async with served(payments.app()) as url:
-            yield Service(payments, receiver, url + "/waypost", session)
+            yield Service(payments, receiver, url + "/waypost", session, receiver_url)
 
 
 def said(reply: Envelope) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from psycopg_pool import AsyncConnectionPool
 from contracts.envelope import Envelope, encode_structured
 from contracts.signature import Secret, sign
 from contracts.vault import Vault, secret_context
+from receiver.data import Fetch
 from receiver.ingress import Receiver
 from receiver.settings import ReceiverSettings
 from tests.moments import Moments
@@ -107,7 +108,7 @@ class World:
 
 @asynccontextmanager
 async def running(
-    pool: Pool, conn: Connection, *, settings: ReceiverSettings | None = None
+    pool: Pool, conn: Connection, *, settings: ReceiverSettings | None = None, fetch: Fetch | None = None
 ) -> AsyncGenerator[World]:
     """A receiver that listens until the block ends; its clock stands at noon."""
     moments, stop, hints = Moments(), asyncio.Event(), list[str]()
@@ -118,6 +119,7 @@ async def running(
         observer=moments,
         hint=hints.append,
         clock=lambda: NOW,
+        fetch=fetch,
     )
     serving = asyncio.create_task(receiver.serve("127.0.0.1", 0, stop))
     try:
