@@ -1,4 +1,4 @@
-"""What a journal says about undoing, events and branches, told again from its facts alone."""
+"""What a journal says about undoing, children, events and branches, told again from its facts alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ROOT = ""
 
 @dataclass(slots=True)
 class Kept:
-    """Something that was asked with an undo, and may stand. `scopes` are those that it was asked in."""
+    """Something that was asked with an undo, and may stand. `scopes` are those that it was asked in. A child without an
+    undo may stand until it has ended: nothing before it is undone while it acts.
+    """
 
     local: bool
     hold: bool
@@ -31,6 +33,13 @@ class Kept:
     answered: bool = False
     settling: bool = False
     tries: int = 1
+    child: bool = False
+    undone: bool = True
+    """Whether it has an undo."""
+
+    def is_needless(self, outcome: str) -> bool:
+        """Whether nothing is left to be undone of what ended so."""
+        return outcome in {"refused", "child_failed"} or (outcome == "done" and not self.undone)
 
 
 @dataclass(slots=True)
@@ -121,6 +130,8 @@ class Undoing:
     asked: set[str] = field(default_factory=set[str])
     open: set[str] = field(default_factory=set[str])
     idle: set[str] = field(default_factory=set[str])
+    told: set[str] = field(default_factory=set[str])
+    """Children that were told to end; each is open until it has."""
     exact: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Transactions, which may be undone only once they are done; the scopes that each was asked in."""
     running: str | None = None
@@ -160,12 +171,15 @@ class Undoing:
         scopes = scopes_of(fact)
         over = [scope for scope in scopes if self._is_undone_now(scope)]
         assert not over or "unfit" in fact.data, f"asked in {over}, which is being undone: {fact}"
-        if "undo" in fact.data:
+        child = fact.data["kind"] == "child"
+        if "undo" in fact.data or (child and "unfit" not in fact.data):
             self.kept[fact.path] = Kept(
                 local=fact.data["kind"] == "step",
                 hold=fact.data["name"].startswith("hold-"),
-                action=fact.data["undo"],
+                action=fact.data.get("undo"),
                 scopes=scopes,
+                child=child,
+                undone="undo" in fact.data,
             )
         elif fact.data["kind"] == "transaction":
             self.exact[fact.path] = scopes
@@ -176,6 +190,8 @@ class Undoing:
         if self.running is None:
             waiting = self._waiting()
             assert of in waiting, f"undoes what was not left badly: {fact}"
+            acting = [path for path in waiting if not self.kept[path].rank]
+            assert not acting, f"undoes while {acting} have not ended: {fact}"
             last = max(waiting, key=lambda path: self.kept[path].rank)
             assert of == last, f"undoes before what ended later, {last}: {fact}"
         else:
@@ -218,7 +234,7 @@ class Undoing:
             assert outcome in {"done", "refused"}, f"done or rolled back: {fact}"
             if "undo" in fact.data:
                 self._kept_exactly(fact)
-        elif entry is not None and outcome == "refused":
+        elif entry is not None and entry.is_needless(outcome):
             del self.kept[fact.path]
         elif entry is not None:
             entry.rank = fact.position
@@ -241,8 +257,12 @@ class Undoing:
 
     def _withdrawn(self, fact: Fact) -> None:
         assert fact.path in self.open, f"withdraws what is not open: {fact}"
-        self.open.discard(fact.path)
         entry = self.kept.get(fact.path)
+        if entry is not None and entry.child:
+            assert fact.path not in self.told, f"told to end twice: {fact}"
+            self.told.add(fact.path)
+            return  # it is waited for
+        self.open.discard(fact.path)
         if entry is not None and not entry.rank:
             entry.rank, entry.settling = fact.position, fact.path not in self.idle
 
@@ -266,9 +286,10 @@ class Undoing:
         outcome = fact.data["outcome"]
         entry.settling = False
         entry.answered = outcome != "unknown"
-        if outcome == "done":
+        needless = entry.is_needless(outcome)
+        if outcome == "done" and not needless:
             entry.known, entry.action = True, fact.data["undo"]
-        elif outcome == "refused" and undo_path(fact.path, entry.tries) not in self.asked:
+        elif needless and undo_path(fact.path, entry.tries) not in self.asked:
             del self.kept[fact.path]
             if self.running == fact.path:
                 self.running = None
@@ -364,6 +385,37 @@ class Undoing:
         if status in ("compensated", "failed"):
             whole = bool(self.undone) and not self.stands and not self.pivoted
             assert (status == "compensated") == whole, f"{fact}: {self}"
+
+
+@dataclass(slots=True)
+class Children:
+    """Reads a journal fact by fact: `told` are the children that are to be told to end, each with the position of the
+    fact that says so: that nobody waits for it any more, or that its time was over.
+
+    Fails when a child ends twice, and when one that was told to end is left before it has.
+    """
+
+    asked: dict[str, str] = field(default_factory=dict[str, str])
+    """The ids of those that are open, by path."""
+    told: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+
+    def read(self, journal: Sequence[Fact]) -> Children:
+        for fact in journal:
+            if fact.kind == "asked" and fact.data["kind"] == "child" and "unfit" not in fact.data:
+                self.asked[fact.path] = fact.data["args"]["execution"]
+            elif fact.kind == "withdrawn" and fact.path in self.asked:
+                self._tell(fact)
+            elif fact.kind == "ended" and fact.data["outcome"] == "unknown" and fact.path in self.asked:
+                self._tell(fact)
+                del self.asked[fact.path]
+            elif fact.kind == "ended":
+                self.asked.pop(fact.path, None)
+            elif fact.kind == "finished":
+                assert not self.asked, f"left: {self.asked}"
+        return self
+
+    def _tell(self, fact: Fact) -> None:
+        self.told.append((fact.path, self.asked[fact.path], fact.position))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Random flows: a tree of calls, steps, waits, draws, loops, scopes and branches, and one coroutine that walks it.
+"""Random flows: a tree of calls, steps, children, waits, loops, scopes and branches, and one coroutine that walks it.
 
 A flow keeps its own count of names, apart from the machine's, and says with each ask at which path it expects it
 and in which scopes. Where a scope or a fork ends, and where it hears that it is to end, it leaves a mark in its
@@ -80,6 +80,22 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Child:
+    """Another flow, which is waited for."""
+
+    name: str = "c"
+    undo: Undone = "no"
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Another flow, which is not waited for."""
+
+    keyed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Unfit:
     """A call whose argument cannot be stored."""
 
@@ -124,7 +140,7 @@ class Block:
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = Ask | Wait | Unfit | Sleep | Draw | Pivot | Fail | Bug | Block
+Node: TypeAlias = Ask | Child | Wait | Unfit | Sleep | Draw | Start | Pivot | Fail | Bug | Block
 
 
 class Boom(Exception):
@@ -133,18 +149,21 @@ class Boom(Exception):
 
 @dataclass(slots=True)
 class Program:
-    """The flow that walks `tree`. Its bugs raise until `mended`; `drawn` is what its last run drew, `expected`
-    are the paths at which it thought that it asked.
+    """The flow that walks `tree`, with a `mutex` as a whole or without one. Its bugs raise until `mended`; `drawn` is
+    what its last run drew, `expected` are the paths at which it thought that it asked.
     """
 
     tree: Node
+    mutex: str | None = None
     mended: bool = False
     drawn: list[str] = field(default_factory=list[str])
     expected: set[str] = field(default_factory=set[str])
 
     @property
     def flow(self) -> Workflow[int, None]:
-        @workflow(name="random", version="1")
+        key = self.mutex
+
+        @workflow(name="random", version="1", mutex=None if key is None else lambda _: key)
         async def flow(ctx: Context, n: int) -> None:
             self.drawn, self.expected = [], set()
             walker = Walker(self, ctx)
@@ -187,6 +206,8 @@ class Walker:
                 if node.mutex is not None:
                     self.program.expected.add(mutex_path(path))
                 await self.waits(place, ask(self.ctx, node, path, place))
+            case Child():
+                await self.waits(place, child(self.ctx, node, self.path(place, node.name), place))
             case Wait():
                 self.path(place, node.type)
                 timeout = seconds(TIMEOUT_SECONDS) if node.timed else None
@@ -204,8 +225,11 @@ class Walker:
             case _:
                 self.at_once(node, safe=safe)
 
-    def at_once(self, node: Draw | Pivot | Fail | Bug, *, safe: bool) -> None:
+    def at_once(self, node: Draw | Start | Pivot | Fail | Bug, *, safe: bool) -> None:
         match node:
+            case Start():
+                handle = self.ctx.start(kid, None, key="k" if node.keyed else None)
+                self.program.drawn.append(str(handle.execution_id))
             case Draw():
                 self.program.drawn += [
                     str(self.ctx.uuid()), str(self.ctx.random()), self.ctx.now().isoformat()
@@ -378,6 +402,18 @@ async def ask(ctx: Context, node: Ask, at: str, place: Place) -> None:
         )  # fmt: skip
 
 
+@workflow(name="kid", version="1")
+async def kid(_: Context, said: Any) -> Any:
+    """What the children run, were they run."""
+    return said
+
+
+async def child(ctx: Context, node: Child, at: str, place: Place) -> None:
+    timeout = seconds(TIMEOUT_SECONDS) if node.timed else None
+    said = {"at": at, "in": list(place.scopes)}
+    await ctx.child(kid, said, undo=undo_of(node.undo, at), timeout=timeout, name=node.name)
+
+
 def resends_of(node: Ask) -> Retry | None:
     if node.policy == "named":
         return Retry(attempts=node.attempts, only=(RETRIED,))
@@ -443,6 +479,12 @@ def asks() -> st.SearchStrategy[Ask]:
     )
 
 
+def children() -> st.SearchStrategy[Child]:
+    undos: list[Undone] = ["fixed", "exact", "local", "needs reply", "no", "no"]
+    names = st.sampled_from(["c", "a"])
+    return st.builds(Child, name=names, undo=st.sampled_from(undos), timed=st.booleans())
+
+
 def waits() -> st.SearchStrategy[Wait]:
     return st.builds(Wait, type=st.sampled_from(EVENTS), key=st.sampled_from(KEYS), timed=st.booleans())
 
@@ -455,18 +497,59 @@ def blocks(kids: st.SearchStrategy[Node], kinds: list[Kind]) -> st.SearchStrateg
 
 def trees() -> st.SearchStrategy[Node]:
     """Flows of some ten parts; every second one ends with an error, so that what it did is undone."""
-    others: list[Node] = [Sleep(), Draw(), Pivot(), Pivot(), Fail(), Bug(), Unfit()]
+    others: list[Node] = [
+        Sleep(),
+        Draw(),
+        Start(),
+        Start(keyed=True),
+        Pivot(),
+        Pivot(),
+        Fail(),
+        Bug(),
+        Unfit(),
+    ]
     kinds: list[Kind] = [
         "seq", "loop", "try", "try", "finally", "deaf", "saga", "scope",
         "all", "all", "settle", "first", "first", "any", "map", "map", "within",
     ]  # fmt: skip
-    leaf: st.SearchStrategy[Node] = st.one_of(asks(), asks(), asks(), waits(), st.sampled_from(others))
+    leaf: st.SearchStrategy[Node] = st.one_of(
+        asks(), asks(), asks(), children(), waits(), st.sampled_from(others)
+    )
     part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=8)
     return st.builds(whole, st.lists(part, min_size=2, max_size=4), fails=st.booleans())
 
 
 def whole(parts: Sequence[Node], *, fails: bool) -> Node:
     return Block("seq", (*parts, Fail()) if fails else tuple(parts))
+
+
+def having(node: Ask, mutex: str | None) -> Ask:
+    return replace(node, mutex=mutex)
+
+
+def crowded_trees() -> st.SearchStrategy[Node]:
+    """Flows most of whose steps have one of two mutexes."""
+    keys = st.sampled_from(["m", "m", "m", "n", None])
+    steps = st.builds(having, asks(), keys)
+    kinds: list[Kind] = [
+        "seq",
+        "loop",
+        "try",
+        "finally",
+        "deaf",
+        "saga",
+        "all",
+        "first",
+        "any",
+        "map",
+        "within",
+    ]
+    others: list[Node] = [Sleep(), Fail(), Bug(), Pivot()]
+    leaf: st.SearchStrategy[Node] = st.one_of(
+        steps, steps, steps, steps, waits(), children(), st.sampled_from(others)
+    )
+    part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=6)
+    return st.builds(whole, st.lists(part, min_size=1, max_size=3), fails=st.booleans())
 
 
 def tried_trees() -> st.SearchStrategy[Node]:
@@ -483,8 +566,9 @@ def patient_trees() -> st.SearchStrategy[Node]:
     """
     untimed = asks().map(lambda node: Ask(node.kind, node.name, node.undo, node.hold))
     kinds: list[Kind] = ["seq", "loop", "try", "finally", "saga", "scope", "settle", "settle", "settle"]
-    others: list[Node] = [Draw(), Fail(), Unfit()]
-    leaf: st.SearchStrategy[Node] = st.one_of(untimed, untimed, untimed, st.sampled_from(others))
+    others: list[Node] = [Draw(), Start(), Fail(), Unfit()]
+    lasting = children().map(lambda node: replace(node, timed=False))
+    leaf: st.SearchStrategy[Node] = st.one_of(untimed, untimed, untimed, lasting, st.sampled_from(others))
     part: st.SearchStrategy[Node] = st.recursive(leaf, lambda kids: blocks(kids, kinds), max_leaves=12)
     beside = st.lists(part, min_size=2, max_size=4).map(lambda parts: Block("settle", tuple(parts)))
     return st.builds(whole, st.lists(beside, min_size=1, max_size=2), fails=st.booleans())

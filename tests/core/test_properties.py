@@ -21,42 +21,47 @@ from orchestrator.core.path import name_at
 from orchestrator.core.status import TERMINAL
 from orchestrator.core.waiting import open_in
 from orchestrator.testing import NOON
-from tests.core.oracle import Branches, Events, Undoing, asker_of
+from tests.core.holders import Holders
+from tests.core.oracle import Branches, Children, Events, Undoing, asker_of
 from tests.core.programs import TOTAL, WITHIN_RETRY_SECONDS, Node, Program, patient_trees, trees, tried_trees
-from tests.core.world import OUTCOMES, World, state
+from tests.core.town import House, Town, towns
+from tests.core.world import ENDS_OF_CHILDREN, OUTCOMES, World, state
 from tests.evidence import Evidence
 
 EXAMPLES: Final = 75
+EXAMPLES_OF_TOWNS: Final = 30
 EXAMPLES_IN_PROOF: Final = 5_000
 """Of each property. Always the same ones: a build does not fail by chance."""
 
 PARTS: Final = 2
 """In which a proof searches them, side by side."""
 
-Property = Callable[[Node, bytes], None]
+Property = Callable[[Any, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Worlds:
-    """Programs, and what is true of each of them in every world."""
+    """Programs, and what is true of each of them in every world, of which `examples` are tried each time."""
 
-    programs: st.SearchStrategy[Node]
+    programs: st.SearchStrategy[Any]
+    examples: int = EXAMPLES
     properties: list[Property] = field(default_factory=list[Property])
 
     def hold(self, holds: Property) -> Callable[..., None]:
         self.properties.append(holds)
-        return searched(holds, self.programs, examples=EXAMPLES)
+        return searched(holds, self.programs, examples=self.examples)
 
 
 WORLDS: Final = {
     "world": Worlds(trees()),
     "order": Worlds(patient_trees()),
     "trial": Worlds(tried_trees()),
+    "town": Worlds(towns(), examples=EXAMPLES_OF_TOWNS),
 }
-in_every_world, in_every_order, in_every_trial = (worlds.hold for worlds in WORLDS.values())
+in_every_world, in_every_order, in_every_trial, in_every_town = (worlds.hold for worlds in WORLDS.values())
 
 
-def searched(holds: Property, programs: st.SearchStrategy[Node], *, examples: int) -> Callable[..., None]:
+def searched(holds: Property, programs: st.SearchStrategy[Any], *, examples: int) -> Callable[..., None]:
     search = settings(max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False)
     return search(given(tree=programs, choices=st.binary(min_size=120, max_size=120))(holds))
 
@@ -145,12 +150,11 @@ def test_a_whole_journal_replays_to_the_same_state_also_when_read_back_as_text(
 @in_every_world
 def test_what_a_program_draws_is_the_same_in_every_replay(tree: Node, choices: bytes) -> None:
     world = World(tree, choices).run()
-    drawn = list(world.program.drawn)
 
     machine = world.new_machine()
     machine.replay(world.journal)
 
-    assert world.program.drawn == drawn
+    assert world.program.drawn == world.drawn
 
 
 @in_every_world
@@ -187,6 +191,23 @@ def test_undo_runs_once_one_at_a_time_after_settling_in_reverse_for_exactly_what
     world = World(tree, choices).run()
 
     Undoing().read(world.journal)
+
+
+@in_every_world
+def test_a_child_that_nobody_waits_for_any_more_is_told_to_end_once(tree: Node, choices: bytes) -> None:
+    world = World(tree, choices).run()
+
+    told = [(one.path, one.execution, one.position) for one in world.left]
+    assert sorted(told) == sorted(Children().read(world.journal).told)
+
+
+@in_every_world
+def test_what_is_begun_on_its_own_is_another_execution_each_time(tree: Node, choices: bytes) -> None:
+    journal = World(tree, choices).run().journal
+    begun = [fact.data.get("args") for fact in journal if fact.data.get("kind") in ("child", "start")]
+    ids = [args["execution"] for args in begun if args and args["key"] is None]
+
+    assert len(ids) == len(set(ids))
 
 
 @in_every_world
@@ -248,6 +269,17 @@ def test_no_try_begins_when_its_total_time_is_over(tree: Node, choices: bytes) -
             assert begins <= asked_at[fact.path] + seconds(WITHIN_RETRY_SECONDS)
 
 
+@in_every_town
+def test_one_at_a_time_has_a_mutex_in_the_order_of_the_asking_and_none_is_lost(
+    tree: Sequence[House], choices: bytes
+) -> None:
+    town = Town(tree, choices).run()
+
+    Holders().read(town.log)
+    for world in town.worlds:
+        Undoing().read(world.journal)
+
+
 @in_every_order
 def test_what_is_asked_and_undone_does_not_depend_on_the_order_of_the_answers(
     tree: Node, choices: bytes
@@ -271,7 +303,8 @@ def answered(tree: Node, choices: bytes) -> list[Fact]:
             continue
         paths = list(machine.open)
         path = paths[next(order, 0) % len(paths)]
-        outcome = "done" if path.endswith("/undo") else OUTCOMES[crc32(path.encode()) % len(OUTCOMES)]
+        outcomes = OUTCOMES if not machine.open[path][1].is_child else [end for end, _ in ENDS_OF_CHILDREN]
+        outcome = "done" if path.endswith("/undo") else outcomes[crc32(path.encode()) % len(outcomes)]
         said = {"value": {"r": path}} if outcome == "done" else {"error": {"code": "c"}}
         machine.tell("ended", path, {"outcome": outcome} | said, NOON)
     return machine.take_new()
@@ -288,23 +321,34 @@ def test_all_of_it_in_many_more_worlds(
     kind: str, part: int, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worlds = facts = 0
-    run = World.run
+    run, run_town = World.run, Town.run
+    ran: World | None = None
     properties = WORLDS[kind].properties
 
-    def counted_run(world: World) -> World:
-        nonlocal facts
-        found = run(world)
-        facts += len(found.journal)
-        return found
+    def run_once(world: World) -> World:
+        """All properties look at one run."""
+        nonlocal facts, ran
+        if ran is None:
+            ran = run(world)
+            facts += len(ran.journal)
+        return ran
 
     def counted(tree: Node, choices: bytes) -> None:
-        nonlocal worlds
+        nonlocal worlds, ran
         worlds += 1
+        ran = None
         evidence.goes_on(f"{worlds} of {EXAMPLES_IN_PROOF // PARTS} worlds")
         for holds in properties:
             holds(tree, choices)
 
-    monkeypatch.setattr(World, "run", counted_run)
+    def counted_town(town: Town) -> Town:
+        nonlocal facts
+        found = run_town(town)
+        facts += len(found.log)
+        return found
+
+    monkeypatch.setattr(World, "run", run_once)
+    monkeypatch.setattr(Town, "run", counted_town)
     search = searched(counted, WORLDS[kind].programs, examples=EXAMPLES_IN_PROOF // PARTS)
     seed(f"{kind} {part}")(search)()
 

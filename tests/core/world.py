@@ -13,9 +13,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from contracts.errors import NotEncodable, TooLarge
+from contracts.limits import CHILD_DEPTH_MAX
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import Halt
 from orchestrator.core.fact import Fact
+from orchestrator.core.journal import LeftChild
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
@@ -26,17 +28,32 @@ Json = Any
 MOVES_MAX = 600
 CANCELS_MAX = 3
 OUTCOMES = ("done", "refused", "failed", "unknown")
+ENDS_OF_CHILDREN: tuple[tuple[str, str], ...] = (
+    ("done", ""),
+    ("child_failed", "failed"),
+    ("child_failed", "compensated"),
+    ("child_failed", "cancelled"),
+    ("child_failed", "terminated"),
+    ("refused", "key-taken"),
+)
+"""An outcome, and how the child ended or why it was not begun."""
 REPLIES = ({"r": 1}, {"r": 2}, None, float("nan"))
 
 
-@dataclass(slots=True)
+@dataclass
 class World:
-    """One run of `tree`. `journal` is what is committed; `machine` is at its end."""
+    """One run of `tree`. `journal` is what is committed, and `left` the children that its commits have told to end;
+    `machine` is at its end, and `drawn` is what its program has drawn on its way there.
+    """
 
     tree: Node
     choices: bytes
     at: datetime = NOON
+    mutex: str | None = None
+    """That of the whole flow."""
     journal: list[Fact] = field(default_factory=list[Fact])
+    left: list[LeftChild] = field(default_factory=list[LeftChild])
+    drawn: list[str] = field(default_factory=list[str])
     _used: int = 0
     _said: tuple[str, str] | None = None
     _stopped: bool = False
@@ -45,7 +62,7 @@ class World:
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
-        self.program = Program(self.tree)
+        self.program = Program(self.tree, mutex=self.mutex)
         self.machine = self.new_machine()
 
     def new_machine(self) -> Machine:
@@ -54,7 +71,7 @@ class World:
     def run(self) -> World:
         """From the start to the end. Fails when the execution waits for something that never comes."""
         try:
-            self.do(lambda: self.machine.tell("started", "", {"input": 1, "seed": "seed"}, self.at))
+            self.begin()
             for _ in range(MOVES_MAX):
                 if self.machine.status in TERMINAL:
                     break
@@ -63,7 +80,23 @@ class World:
         finally:
             self.machine.evict()
         assert self.machine.status in TERMINAL, f"waits for ever: {self.journal}"
+        self.drawn = list(self.program.drawn)
         return self
+
+    def begin(self) -> None:
+        depth = CHILD_DEPTH_MAX if self.pick(8) == 1 else 0  # too deep for a child of its own
+        started = {"input": 1, "seed": "seed", "depth": depth}
+        self.do(lambda: self.machine.tell("started", "", started, self.at))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a bug stopped its program, and nobody has resumed it."""
+        return self._stopped
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is left to chance."""
+        return self._used >= len(self.choices)
 
     def pick(self, n: int) -> int:
         """A number below `n`; 0 when the choices are used up."""
@@ -94,7 +127,7 @@ class World:
     def _answer(self) -> None:
         """Something that is waited for comes."""
         machine = self.machine
-        calls = [path for path, (_, ask) in machine.open.items() if ask.is_sent]
+        calls = [path for path, (_, ask) in machine.open.items() if ask.is_sent or ask.is_child]
         settling = machine.settling()
         runs = [ask.path for ask in machine.runnable()]
         turns = self._turns()
@@ -151,6 +184,9 @@ class World:
             self.do(lambda: self.machine.tell("cancel_asked", "", order, self.at))
 
     def _tell(self, path: str, *, calm: bool = True) -> None:
+        if self._was_asked(path, "child"):
+            self.do(lambda: self._told(path, self._end_of_child()))
+            return
         outcome = self.of(OUTCOMES if calm else ("unknown", *OUTCOMES))
         if self._is_exact(path) and (outcome != "done" or path not in self.machine.open):
             outcome = "refused"  # what has not ended is rolled back
@@ -160,10 +196,21 @@ class World:
             data = {"outcome": outcome, "error": {"code": "c", "detail": "as the world wants it"}}
         self.do(lambda: self._told(path, data))
 
+    def _end_of_child(self) -> dict[str, Json]:
+        """A child says itself how it ended, whether it was told to or not; or it was never begun."""
+        outcome, how = self.of(ENDS_OF_CHILDREN)
+        if outcome == "done":
+            return {"outcome": outcome, "value": self.of(REPLIES[:3])}
+        status = {"status": how} if outcome == "child_failed" else {}
+        return {"outcome": outcome, "error": status | {"code": how, "detail": ""}}
+
     def _is_exact(self, path: str) -> bool:
         """Whether it was asked as a transaction, which is done or not."""
+        return self._was_asked(path, "transaction")
+
+    def _was_asked(self, path: str, kind: str) -> bool:
         said = [*self.journal, *self.machine.new]
-        return any(it.path == path and it.kind == "asked" and it.data["kind"] == "transaction" for it in said)
+        return any(it.path == path and it.kind == "asked" and it.data["kind"] == kind for it in said)
 
     def _told(self, path: str, data: dict[str, Json]) -> None:
         try:
@@ -183,7 +230,7 @@ class World:
         asked = [fact.path for fact in [*self.journal, *self.machine.new] if fact.kind == "asked"]
         if asked and self.pick(2) == 0:
             path = self.of(asked)
-            if not path.endswith("/mutex"):
+            if not self._was_asked(path, "mutex"):
                 self._tell(path)
             elif path in self._turns() or path not in self.machine.open:
                 self._grant(path)
@@ -218,11 +265,17 @@ class World:
         if held is not None and (held.code, held.path) != self._said:
             self._said = (held.code, held.path)
             self.machine.remark("held", held.path, {"code": held.code, "reason": held.reason}, self.at)
+        self._write()
+
+    def _write(self) -> None:
+        """What is new is in the journal, and what follows from it has happened."""
+        self.left += self.machine.left_children
+        self.machine.left_children.clear()
         self.journal += self.machine.take_new()
 
     def _hold(self, halt: Halt) -> None:
         self.machine.remark("held", "", {"code": halt.code, "reason": str(halt)}, self.at)
-        self.journal += self.machine.take_new()
+        self._write()
         self.machine.evict()
         self._stopped = True
 

@@ -753,4 +753,92 @@ MUTANTS: Final = [
             ),
         ),
     ),
+    # -- lanes -----------------------------------------------------------------------------------------------
+    Mutant(
+        "the next of a lane is looked for before the lane is locked",
+        "an_event_that_enters_a_lane_and_the_end_of_the_only_one_in_it",
+        "11100000100",
+        "behind nobody in its lane",
+        (
+            Edit(
+                "advance_lanes",
+                """
+                perform 1
+                   from waypost.lane l
+                  where (l.tenant_id, l.endpoint, l.lane) in (select * from unnest(v_tenant, v_endpoint, v_lane))
+                  order by l.tenant_id, l.endpoint, l.lane
+                    for no key update of l;
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "the next of a lane goes without a look at its head",
+        "two_looks_at_a_lane_in_which_one_has_ended",
+        "111110000000",
+        "two of one lane at once",
+        (
+            Edit(
+                "advance_lanes",
+                """
+                where (h.state in ('waiting', 'due', 'sending', 'stopping')
+                       or (h.state = 'dead' and h.fault <> 'skipped' and coalesce(e.on_dead, 'block') = 'block'))
+                      is not true
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "lanes are locked in another order than that in which events enter them",
+        "events_that_enter_two_lanes_and_a_look_at_both_do_not_deadlock",
+        "000221110",
+        "40P01",
+        (
+            Edit(
+                "advance_lanes",
+                "order by l.tenant_id, l.endpoint, l.lane for no key update",
+                "order by l.tenant_id, l.endpoint, l.lane desc for no key update",
+            ),
+        ),
+    ),
+    Mutant(
+        "whether something still is a dead letter is not asked under its lock",
+        "two_people_who_put_one_dead_letter_back",
+        "001101",
+        "outcome: 1 and 1",
+        (
+            Edit(
+                "put_back",
+                """
+                perform 1
+                   from waypost.outbox o
+                  where o.tenant_id = p_tenant
+                    and o.message_id = any(p_message)
+                  order by o.tenant_id, o.message_id
+                    for no key update of o;
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "a commit of a family locks rows before keys",
+        "an_event_and_a_wait_that_times_out_as_a_child_begins",
+        "001100000",
+        "40P01",
+        (
+            Edit(
+                "lock_families",
+                """if k_tenant <> '{}' then
+                       perform waypost.lock_keys(k_tenant, k_type, k_key);
+                       perform explorer.stop('lock_families: keys locked');
+                   end if;
+                   perform waypost.lock_rows(r_tenant, r_execution);
+                   perform explorer.stop('lock_families: rows locked');""",
+                """perform waypost.lock_rows(r_tenant, r_execution);
+                   perform explorer.stop('lock_families: rows locked');
+                   perform waypost.lock_keys(k_tenant, k_type, k_key);
+                   perform explorer.stop('lock_families: keys locked');""",
+            ),
+        ),
+    ),
 ]

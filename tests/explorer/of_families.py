@@ -10,10 +10,11 @@ from orchestrator.store.commits import Turn
 from orchestrator.store.database import Connection
 from orchestrator.store.definitions import Definition
 from orchestrator.store.families import Family, KinMail, NewChild
-from tests.explorer.moves import commit_of, new_execution, owned, start
+from tests.explorer.moves import commit_of, new_execution, owned, post, start
 from tests.explorer.of_ends import is_over, terminate
+from tests.explorer.of_waits import got, owned_and_waiting
 from tests.explorer.races import Ending, Scene, race
-from tests.store.world import FLOW, Held, claim, commit, mail_of, rows
+from tests.store.world import FLOW, Held, claim, closed, commit, event, mail_of, rows, wait, waiting
 
 ASKED = ("asked", "packs", {"kind": "child", "name": "packs"})
 LEFT = ("withdrawn", "packs", {"kind": "child", "name": "packs"})
@@ -184,3 +185,19 @@ async def a_parent_that_is_terminated_while_it_begins_a_child(conn: Connection) 
         "terminate": terminate(holder.execution),
     }
     return Scene(programs, look)
+
+
+@race("matched, A -, C e1", "not matched, A e1, C e1")
+async def an_event_and_a_wait_that_times_out_as_a_child_begins(conn: Connection) -> Scene:
+    """A commit of a family locks the keys of its waits before all rows, as every other does."""
+    await published(conn)
+    holder = await owned_and_waiting(conn)
+    other = await waiting(conn, wait("c"))
+    turn = begins(holder, uuid4(), key=None)
+    turn.closed_waits, turn.guard = [closed("a", was_open=True)], 0
+
+    async def look(conn: Connection, ending: Ending) -> str:
+        told = await got(A=holder.execution, C=other)(conn, ending)
+        return f"{'matched' if ending.results['turn'] else 'not matched'}, {told}"
+
+    return Scene({"event": post(event("e1")), "turn": commit_of(holder, turn)}, look)

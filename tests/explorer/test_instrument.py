@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 import psycopg
 import pytest
@@ -88,19 +87,6 @@ async def test_who_is_not_explored_passes_every_stop(ground: Ground) -> None:
     assert got.outcome == "stored"
 
 
-NO_RACE_YET: Final = {
-    "advance_lanes: freed lanes seen",
-    "advance_lanes: lanes advanced",
-    "advance_lanes: lanes locked",
-    "advance_lanes: next ones locked",
-    "lock_families: keys locked",
-    "put_back: messages locked",
-}
-"""Of lanes, of dead letters, and of families that wait for events: tried one after the other only, in tests/relay and
-tests/engine.
-"""
-
-
 @ON_18
 @pytest.mark.proof
 @pytest.mark.asyncio(loop_scope="session")
@@ -112,7 +98,7 @@ async def test_every_stop_of_the_scripts_is_one_of_some_race(ground: Ground) -> 
             seen |= {step.partition(" from ")[2] for step in (await stage.run(orders.follow(order))).steps}
 
     with psycopg.connect(ground.dsn) as conn:
-        assert stops(conn) - seen == NO_RACE_YET
+        assert stops(conn) - seen == set()
 
 
 COLLIDING = """
