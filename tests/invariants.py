@@ -149,20 +149,6 @@ INVARIANTS: Final[dict[str, LiteralString]] = {
                             where (o.tenant_id, o.execution_id) = (j.tenant_id, j.execution_id)
                               and o.path = j.path)
     """,
-    "two of one lane at once": """
-        select min(endpoint || ' ' || lane) from waypost.outbox
-         where ordered and state in ('due', 'sending', 'stopping')
-         group by tenant_id, endpoint, lane having count(*) > 1
-    """,
-    "behind nobody in its lane": """
-        select w.message_id from waypost.outbox w
-          left join waypost.lane l using (tenant_id, endpoint, lane)
-          left join waypost.outbox h on (h.tenant_id, h.message_id) = (l.tenant_id, l.head)
-         where w.state = 'waiting'
-           and h.state in ('waiting', 'due', 'sending', 'stopping', 'dead') is not true
-           and not exists (select 1 from waypost.lane_free f
-                            where (f.tenant_id, f.endpoint, f.lane) = (w.tenant_id, w.endpoint, w.lane))
-    """,
     "two have one mutex": """
         select min(execution_id::text) from waypost.mutex
          where granted_at is not null group by tenant_id, kind, key having count(*) > 1

@@ -45,6 +45,15 @@ PARENT: Final = "definition"
 MUTABLE: Final[LiteralString] = "alter table waypost.definition disable trigger user"
 """What was published is never changed, but for the next race."""
 
+ENTERS: Final[LiteralString] = """
+    select pg_get_triggerdef(t.oid)
+      from pg_trigger t
+     where t.tgrelid = 'waypost.outbox'::regclass
+       and t.tgname = 'enters_its_lane'
+"""
+
+PUTS_BACK: Final[LiteralString] = "set_config('explorer.puts_back', '1', true)"
+
 FUNCTION: Final[LiteralString] = """
     create function {name}() returns void language plpgsql as {body}
 """
@@ -120,6 +129,7 @@ def furnish(conn: psycopg.Connection[Any]) -> None:
     tables = [name for (name,) in conn.execute(TABLES, (list(UNTOUCHED),)).fetchall()]
     sequences = [name for (name,) in conn.execute(SEQUENCES, (list(UNTOUCHED),)).fetchall()]
     conn.execute(MUTABLE)
+    keep_numbers(conn)
     keep = list[sql.Composable]()
     emptied, filled = list[sql.Composable](), list[sql.Composable]()
     for name in sorted(tables, key=lambda name: name == PARENT):
@@ -128,7 +138,8 @@ def furnish(conn: psycopg.Connection[Any]) -> None:
         emptied.append(sql.SQL("delete from {}").format(ours))
         keep.append(sql.SQL("delete from {}; insert into {} table {}").format(kept, kept, ours))
         filled.append(sql.SQL("insert into {} overriding system value table {}").format(ours, kept))
-    clear, restore = [*emptied], [*emptied, filled[-1], *filled[:-1]]
+    marked = sql.SQL("perform {}").format(sql.SQL(PUTS_BACK))
+    clear, restore = [*emptied], [*emptied, marked, filled[-1], *filled[:-1]]
     for name in sequences:
         ours, kept = sql.Identifier("waypost", name), sql.Identifier("explorer", name)
         conn.execute(sql.SQL("create table {} (last_value bigint, is_called boolean)").format(kept))
@@ -140,3 +151,12 @@ def furnish(conn: psycopg.Connection[Any]) -> None:
     for name, steps in (("clear", clear), ("keep", keep), ("restore", restore)):
         body = f"begin {sql.SQL('; ').join(steps).as_string(conn)}; end"
         conn.execute(sql.SQL(FUNCTION).format(name=sql.Identifier("explorer", name), body=body))
+
+
+def keep_numbers(conn: psycopg.Connection[Any]) -> None:
+    """A message that is put back enters no lane anew: it would get another number there."""
+    [(made,)] = conn.execute(ENTERS).fetchall()
+    condition = "WHEN (current_setting('explorer.puts_back', true) IS DISTINCT FROM '1' AND "
+    assert made.count("WHEN (") == 1, made
+    conn.execute("drop trigger enters_its_lane on waypost.outbox")
+    conn.execute(made.replace("WHEN (", condition).encode())

@@ -758,14 +758,15 @@ MUTANTS: Final = [
         "the next of a lane is looked for before the lane is locked",
         "an_event_that_enters_a_lane_and_the_end_of_the_only_one_in_it",
         "11100000100",
-        "behind nobody in its lane",
+        "waits in a lane behind nothing",
         (
             Edit(
                 "advance_lanes",
                 """
                 perform 1
                    from waypost.lane l
-                  where (l.tenant_id, l.endpoint, l.lane) in (select * from unnest(v_tenant, v_endpoint, v_lane))
+                  where l.command = p_commands
+                    and (l.tenant_id, l.endpoint, l.lane) in (select * from unnest(v_tenant, v_endpoint, v_lane))
                   order by l.tenant_id, l.endpoint, l.lane
                     for no key update of l;
                 """,
@@ -776,28 +777,45 @@ MUTANTS: Final = [
         "the next of a lane goes without a look at its head",
         "two_looks_at_a_lane_in_which_one_has_ended",
         "111110000000",
-        "two of one lane at once",
+        "two of one lane on their way",
         (
             Edit(
                 "advance_lanes",
                 """
                 where (h.state in ('waiting', 'due', 'sending', 'stopping')
-                       or (h.state = 'dead' and h.fault <> 'skipped' and coalesce(e.on_dead, 'block') = 'block'))
-                      is not true
+                       or (h.state = 'dead' and not h.command and h.fault <> 'skipped'
+                           and coalesce(e.on_dead, 'block') = 'block')) is not true
+                  and
                 """,
+                "where",
             ),
         ),
     ),
     Mutant(
         "lanes are locked in another order than that in which events enter them",
-        "events_that_enter_two_lanes_and_a_look_at_both_do_not_deadlock",
-        "000221110",
+        "an_event_for_two_lanes_and_two_looks_at_them_do_not_deadlock",
+        "002211100001",
         "40P01",
         (
             Edit(
                 "advance_lanes",
                 "order by l.tenant_id, l.endpoint, l.lane for no key update",
                 "order by l.tenant_id, l.endpoint, l.lane desc for no key update",
+            ),
+        ),
+    ),
+    Mutant(
+        "what ends leaves no note of its lane",
+        "the_next_command_of_a_lane_that_is_taken_back_as_it_is_let_go",
+        "000000001111",
+        "waits in a lane behind nothing",
+        (
+            Edit(
+                "leave_lane",
+                """
+                insert into waypost.lane_free (tenant_id, command, endpoint, lane)
+                values (new.tenant_id, new.command, new.endpoint, new.lane);
+                """,
             ),
         ),
     ),

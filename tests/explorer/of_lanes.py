@@ -12,13 +12,28 @@ from orchestrator.store import outbox as people
 from orchestrator.store.commits import NewEvent
 from orchestrator.store.database import Connection
 from relay import outbox
-from tests.explorer.moves import DELIVERED, alone, claim_messages, owned, result, settled
+from tests.explorer.moves import (
+    DELIVERED,
+    alone,
+    asks,
+    claim_messages,
+    commit_of,
+    owned,
+    result,
+    settled,
+    take_back,
+)
 from tests.explorer.races import Ending, Look, Scene, race
 from tests.explorer.sessions import Program, Session
 from tests.relay.given import NEVER
-from tests.store.world import Held, rows
+from tests.store.world import Held, message, rows
 
 TYPE: Final = "paid"
+ORDERS: Final = "orders"
+IN_ORDER: Final = """
+    insert into waypost.endpoint (tenant_id, name, url, ordered_by) values (1, %s, 'http://orders', 'execution')
+        on conflict do nothing
+"""
 ENDPOINT: Final = "books"
 BODY: Final = b'{"type": "paid", "source": "order", "data": {}}'
 SUBSCRIBED: Final = """
@@ -64,7 +79,8 @@ async def holders(conn: Connection, *lanes: Sequence[str]) -> list[Held]:
 
 
 async def advance(conn: Connection) -> int:
-    return await outbox.advance(conn, limit=100)
+    """The lanes of events go on."""
+    return await outbox.advance(conn, limit=100, commands=False)
 
 
 def states() -> Look:
@@ -87,7 +103,7 @@ async def relay_with_heads(conn: Connection) -> Program:
     async def program(session: Session) -> None:
         await settled(session, *(result(message, DELIVERED) for message in claimed))
         async with session.transaction() as mine:
-            await advance(mine)
+            await outbox.advance(mine, limit=100, commands=any(message.command for message in claimed))
 
     return program
 
@@ -108,18 +124,43 @@ async def two_looks_at_a_lane_in_which_one_has_ended(conn: Connection) -> Scene:
     """There may be several reasons to look. One at a time goes, all the same."""
     await holders(conn, ["a"], ["a"], ["a"])
     relay = await relay_with_heads(conn)
-    before = "insert into waypost.lane_free (tenant_id, endpoint, lane) values (1, 'books', 'a')"
+    before = (
+        "insert into waypost.lane_free (tenant_id, command, endpoint, lane) values (1, false, 'books', 'a')"
+    )
     return Scene({"relay": relay, "sweep": alone(advance)}, states(), before)
 
 
-@race("a delivered due, b delivered due waiting", sampled=True)
-async def events_that_enter_two_lanes_and_a_look_at_both_do_not_deadlock(conn: Connection) -> Scene:
-    """One event enters the second lane, two enter both, and a relay looks at both."""
-    _, one, both = await holders(conn, ["a", "b"], [], [])
-    for settled_one in await claim_messages(conn):
-        await outbox.deliver(conn, [result(settled_one, DELIVERED)])
-    programs = {"one": emits(one, "b"), "both": emits(both, "a", "b"), "look": alone(advance)}
-    return Scene(programs, states())
+@race("a due waiting, b due waiting", sampled=True)
+async def an_event_for_two_lanes_and_two_looks_at_them_do_not_deadlock(conn: Connection) -> Scene:
+    """One relay looks at the second lane, another one at both, and an event enters both."""
+    _, both = await holders(conn, ["a", "b"], [])
+
+    async def look_at_one(conn: Connection) -> int:
+        return await outbox.advance(conn, limit=1, commands=False)
+
+    programs = {"one": alone(look_at_one), "both": emits(both, "a", "b"), "look": alone(advance)}
+    before = """
+        insert into waypost.lane_free (tenant_id, command, endpoint, lane)
+        select 1, false, 'books', lane from unnest(array['b', 'a', 'b']) lane
+    """
+    return Scene(programs, states(), before)
+
+
+@race("delivered withdrawn due", sampled=True)
+async def the_next_command_of_a_lane_that_is_taken_back_as_it_is_let_go(conn: Connection) -> Scene:
+    """The one behind it goes."""
+    await conn.execute(IN_ORDER, [ORDERS])
+    [holder] = await owned(conn, 1)
+    asked: dict[str, UUID] = {}
+    for path in ("one", "two", "three"):
+        asked[path] = await asks(conn, holder, path, new=message(path, endpoint=ORDERS))
+    relay = await relay_with_heads(conn)
+
+    async def look(conn: Connection, _: Ending) -> str:
+        await outbox.advance(conn, limit=100, commands=True)
+        return " ".join([state for _, _, state in await rows(conn, MESSAGES)])
+
+    return Scene({"relay": relay, "turn": commit_of(holder, take_back(holder, asked["two"]))}, look)
 
 
 # -- dead letters --------------------------------------------------------------------------------------------
