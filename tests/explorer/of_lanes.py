@@ -35,7 +35,7 @@ IN_ORDER: Final = """
         on conflict do nothing
 """
 ENDPOINT: Final = "books"
-BODY: Final = b'{"type": "paid", "source": "order", "data": {}}'
+BODY: Final = b'{"type": "paid", "source": "order"}'
 SUBSCRIBED: Final = """
     with at as (
         insert into waypost.endpoint (tenant_id, name, url) values (1, %s, 'http://books')
@@ -51,7 +51,7 @@ def emitted(holder: Held, *lanes: str) -> commits.Turn:
     """A turn that leaves an event in each of `lanes`; it keeps its execution."""
     turn = holder.turn(release=False)
     turn.events = [
-        NewEvent(uuid5(holder.execution, lane), f"emit-{lane}", TYPE, lane, BODY, NEVER, hops=0)
+        NewEvent(uuid5(holder.execution, lane), f"emit-{lane}", TYPE, lane, BODY, {}, NEVER, hops=0)
         for lane in lanes
     ]
     return turn
