@@ -247,7 +247,7 @@ class Journal:
         """
         text = strict_json.encode(data, what=what)
         if len(text) * 4 > PAYLOAD_BYTES_MAX:
-            for part in ("args", "undo", "value", "input", "output", "error"):
+            for part in ("args", "undo", "probe", "value", "input", "output", "error"):
                 if part in data:
                     self._check_size(part, data, what)
         return text

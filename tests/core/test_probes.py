@@ -304,3 +304,9 @@ def test_a_command_that_is_sent_at_most_once_may_be_probed() -> None:
     flow.expect(WasCharged).replies(NotDone())
 
     assert flow.returned == "not-done"
+
+
+def test_a_probe_that_is_too_large_for_its_row_is_a_refused_ask() -> None:
+    flow = FlowTester(charges(probe=WasCharged(order="x" * 300_000)), "A")
+
+    assert flow.returned == "StepRefused too-large"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from contracts.codec import Codec, Sealing
 from orchestrator import hours, minutes, seconds
+from orchestrator.objects.files import FileStore
+from orchestrator.objects.kept import Kept
+from orchestrator.objects.large import Large
 from orchestrator.testing import clock
 from orchestrator.testing.databases import Databases
 from orchestrator.testing.installation import Installation, Unexpected, installed
@@ -166,6 +173,32 @@ async def test_the_parts_may_be_processes(waypost_databases: Databases) -> None:
 
         assert view.output == "c1 T1"
         assert (over.error or {})["code"] == "deadline"
+
+
+@pytest.mark.proof
+async def test_processes_and_services_of_the_kit_send_and_get_data_that_are_too_large_for_a_message(
+    waypost_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOST_PAYLOAD_STORE", (tmp_path / "objects").as_uri())
+    monkeypatch.setenv("WAYPOST_PAYLOAD_KEYS", f"one:{base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setattr(Large, "kept", Kept(FileStore(tmp_path / "objects")))
+    monkeypatch.setattr(Sealing, "codec", Codec([("one", bytes(32))], os.urandom))
+    order = "A" * 300_000
+    async with installed(
+        modules=["tests.testing.flows"], databases=waypost_databases, processes=True
+    ) as here:
+        bank, carrier = await here.service("bank"), await here.service("carrier", in_answer=True)
+        bank.on(Charge).replies(PAID)
+        bank.on(Refund).replies()
+        carrier.on(Ship).refuses("closed")
+        view = await here.ended(await here.start(buy, order))
+
+        assert view.row.status == "compensated"
+        assert bank.did(Charge) == [Charge(order=order)]
+        assert bank.did(Refund) == [Refund(order=order, charge="c1")]
+        assert carrier.did(Ship) == [Ship(order=order)]
+        rows = await here.conn.execute("select max(octet_length(body)) < 4096 from waypost.outbox")
+        assert await rows.fetchone() == (True,)
 
 
 def test_no_part_of_the_kit_but_its_plugin_needs_pytest() -> None:
