@@ -282,6 +282,10 @@ async def offer_again(conn: Connection, event: Received, *, now: datetime, tenan
     return True
 
 
+TYPES_MAX: Final = 1000
+"""Types of events that are waited for, among which waits are looked for that an event nearly met."""
+
+
 @dataclass(frozen=True, slots=True)
 class Near:
     """A wait that an event nearly met."""
@@ -294,21 +298,103 @@ class Near:
 
 
 NEAR: Final[LiteralString] = """
-    select w.execution_id, w.path, w.type, w.key, w.inbox_id is not null as filled
-      from waypost.wait w
-     where w.tenant_id = %(tenant)s::int
-       and (w.type = %(type)s::text
-            or lower(w.type) = lower(%(type)s::text)
-            or (w.key = %(key)s::text and w.key <> ''))
-     order by w.type <> %(type)s::text, w.key <> %(key)s::text, w.wait_id
+    with recursive each_type as (
+        (select w.type
+           from waypost.wait w
+          where w.tenant_id = %(tenant)s::int
+            and w.inbox_id is null
+          order by w.type
+          limit 1)
+         union all
+        select (select w.type
+                  from waypost.wait w
+                 where w.tenant_id = %(tenant)s::int
+                   and w.inbox_id is null
+                   and w.type > t.type
+                 order by w.type
+                 limit 1)
+          from each_type t
+         where t.type is not null
+    ),
+    types as (
+        select t.type, lower(t.type) = lower(%(type)s::text) as alike
+          from each_type t
+         where t.type is not null
+         limit %(types)s::int
+    ),
+    open as (
+        select n.wait_id, n.execution_id, n.path, n.type, n.key, false as filled
+          from types t
+         cross join lateral
+               (select w.*
+                  from waypost.wait w
+                 where w.tenant_id = %(tenant)s::int
+                   and w.inbox_id is null
+                   and w.type = t.type
+                   and w.key = %(key)s::text
+                   and (t.alike or %(key)s::text <> '')
+                 order by w.execution_id
+                 limit %(limit)s::int) n
+         union all
+        select n.wait_id, n.execution_id, n.path, n.type, n.key, false
+          from types t
+         cross join lateral
+               ((select w.*
+                   from waypost.wait w
+                  where t.alike
+                    and w.tenant_id = %(tenant)s::int
+                    and w.inbox_id is null
+                    and w.type = t.type
+                    and w.key > %(key)s::text
+                  order by w.key
+                  limit %(limit)s::int)
+                 union all
+                (select w.*
+                   from waypost.wait w
+                  where t.alike
+                    and w.tenant_id = %(tenant)s::int
+                    and w.inbox_id is null
+                    and w.type = t.type
+                    and w.key < %(key)s::text
+                  order by w.key desc
+                  limit %(limit)s::int)) n
+    ),
+    filled as (
+        select w.wait_id, w.execution_id, w.path, w.type, w.key, true
+          from (select i.inbox_id
+                  from waypost.inbox i
+                 where i.tenant_id = %(tenant)s::int
+                   and i.type = %(type)s::text
+                   and i.key = %(key)s::text
+                   and i.kind = 'event'
+                 order by i.inbox_id desc
+                 limit %(limit)s::int) i
+         cross join lateral
+               (select m.*
+                  from waypost.mail m
+                 where m.inbox_id = i.inbox_id
+                 limit %(limit)s::int) m
+          join waypost.wait w
+            on w.tenant_id = m.tenant_id
+           and w.execution_id = m.execution_id
+           and w.path = m.path
+           and w.inbox_id = i.inbox_id
+    )
+    select n.execution_id, n.path, n.type, n.key, n.filled
+      from (select * from open union all select * from filled) n
+     order by n.type <> %(type)s::text, n.key <> %(key)s::text, n.wait_id
      limit %(limit)s::int
 """
 
 
 async def read_near(conn: Connection, *, tenant: int, type: str, key: str, limit: int) -> list[Near]:  # noqa: A002  # its name on the wire
-    """Waits of the same type, or of the same key; those that have more in common come first."""
+    """Waits of the same type, or of the same key; those that have more in common come first.
+
+    However many wait, few rows are read: one for each type that is waited for, and from each some whose keys are near.
+    """
+    named = {"tenant": tenant, "type": type, "key": key, "limit": limit, "types": TYPES_MAX}
     async with conn.cursor(row_factory=class_row(Near)) as cursor:
-        await cursor.execute(NEAR, {"tenant": tenant, "type": type, "key": key, "limit": limit})
+        await cursor.execute(NEAR, named)
         return await cursor.fetchall()
 
 

@@ -17,7 +17,18 @@ from orchestrator.registry import set_sender
 from orchestrator.rekey import rekey
 from orchestrator.store import inbox as store
 from tests.receiver.test_batches import batch
-from tests.receiver.world import NOON, VAULT, World, add_command, add_wait, event, in_headers, one, reply
+from tests.receiver.world import (
+    NOON,
+    VAULT,
+    Connection,
+    World,
+    add_command,
+    add_wait,
+    event,
+    in_headers,
+    one,
+    reply,
+)
 
 PAYOUT: Final[dict[str, Any]] = {
     "type": "object",
@@ -217,6 +228,50 @@ async def test_an_early_event_names_the_waits_that_it_nearly_met_and_what_differ
     assert "Nobody has waited for it yet" in said
     assert "for key 'order-1043'; this one has 'order-1042'." in said
     assert "for type 'payout.failed'; this one is 'payout.made'." in said
+
+
+async def test_a_wait_that_has_another_event_of_the_key_and_one_of_another_spelling_are_named(
+    world: World,
+) -> None:
+    await add_wait(world.conn, type="payout.made", key="order-1042")
+    await add_wait(world.conn, type="Payout.Made", key="order-1042")
+    for name in ("1", "2"):
+        await world.post(event(id=name))
+    number = await one(world.conn, "select inbox_id::text from waypost.inbox where event_id = '2'")
+
+    said = await why(world, number)
+
+    assert "and has another event of this key already" in said
+    assert "for type 'Payout.Made'; this one is 'payout.made'" in said
+
+
+WAITING: Final = 100_000
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("key", ["order-1042", "", "order-0050000x", "zzz"])
+async def test_an_event_among_a_hundred_thousand_waits_is_explained_from_few_rows(
+    conn: Connection, key: str
+) -> None:
+    await conn.execute(
+        """
+        insert into waypost.wait (tenant_id, execution_id, path, type, key)
+        select 1, gen_random_uuid(), 'paid', (array['payout.made', 'Payout.Made', 'order.paid'])[1 + n %% 3],
+               case when n %% 5 = 0 then '' else 'order-' || lpad(n::text, 7, '0') end
+          from generate_series(1, %s) n
+        """,
+        (WAITING,),
+    )
+    await conn.execute("analyze waypost.wait")
+    named = {"tenant": 1, "type": "payout.made", "key": key, "limit": 5, "types": store.TYPES_MAX}
+
+    near = await store.read_near(conn, tenant=1, type="payout.made", key=key, limit=5)
+    plan = await one(conn, b"explain (analyze, buffers, format json)" + store.NEAR.encode(), **named)
+
+    assert len(near) == 5
+    assert {it.type for it in near[:3]} == {"payout.made"}
+    assert "Seq Scan" not in json.dumps(plan)
+    assert plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"] < 400
 
 
 async def test_an_event_that_nobody_waited_for_in_time_is_orphaned(world: World) -> None:

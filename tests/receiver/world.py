@@ -296,9 +296,9 @@ async def add_wait(conn: Connection, *, type: str, key: str) -> UUID:  # noqa: A
     return execution_id
 
 
-async def one(conn: Connection, query: Any, *parameters: object) -> Any:
+async def one(conn: Connection, query: Any, *parameters: object, **named: object) -> Any:
     """The single value, or row, that `query` gives."""
-    row = await (await conn.execute(query, parameters)).fetchone()
+    row = await (await conn.execute(query, named or parameters)).fetchone()
     assert row is not None
     return row[0] if len(row) == 1 else row
 
