@@ -2,7 +2,7 @@
 
 aiohttp by itself keeps a half-sent head for an hour, answers what is no HTTP by repeating it, and logs a
 traceback for each. Framing (both lengths, obs-fold, bare line feeds, NUL) its parser refuses by itself: 400,
-and the connection is closed. A head that is too large gets 400 too, where RFC 6585 has 431.
+and the connection is closed. A head that is too large gets 431 (RFC 6585), a request line 414.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from contracts.errors import WaypostError
 from contracts.limits import (
@@ -62,6 +63,8 @@ OBSTACLES: Final = {
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Factory = Callable[..., web.BaseRequest]
 """Makes the request that is handed on; an application has one of its own."""
+TOO_MANY: Final = "Too many headers"
+"""How the server says that a head has more fields than it may; it has no error of its own for that."""
 BACKLOG: Final = 1024
 LINGER_SECONDS: Final = 1.0
 """To read on after a refusal, so that the sender sees the answer instead of a reset."""
@@ -126,14 +129,27 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002  # it repeats what was sent
     ) -> web.StreamResponse:
-        """Answer what is no HTTP without repeating it, and close."""
-        reason = "no-http" if status == HTTPStatus.BAD_REQUEST else "bug"
+        """Answer what is no HTTP, or too much of it, without repeating it, and close."""
+        status, reason = fault_of(status, exc)
         self.observer.saw("request.refused", status=status, reason=reason, error=type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is under way already")
         response = problem(status, {})
         response.force_close()
         return response
+
+
+def fault_of(status: int, error: BaseException | None) -> tuple[int, str]:
+    """Status and reason for what the server refuses by itself with `status`."""
+    match error:
+        case LineTooLong() if str(error.args[1]) == str(RECEIVE_LINE_BYTES_MAX):
+            return HTTPStatus.REQUEST_URI_TOO_LONG, "request-line"
+        case LineTooLong():
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header-size"
+        case BadHttpMessage() if TOO_MANY in error.message:
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header-count"
+        case _:
+            return status, "no-http" if status == HTTPStatus.BAD_REQUEST else "bug"
 
 
 class Refused(Connection):

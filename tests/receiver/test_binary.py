@@ -350,13 +350,13 @@ HEADERS: dict[str, tuple[int, list[str], bytes]] = {
         [],
         in_headers(HOSTILE, more=[(f"ce-hostile{n}", "x") for n in range(EXTENSIONS_MAX + 1)]),
     ),
-    "129 headers": (400, [], in_headers(HOSTILE, more=[(f"ce-h{n}", "hostile") for n in range(129)])),
+    "129 headers": (431, [], in_headers(HOSTILE, more=[(f"ce-h{n}", "hostile") for n in range(129)])),
     "one header more than there may be": (
-        400,
+        431,
         [],
         in_headers(HOSTILE, more=[(f"ce-h{n}", "hostile") for n in range(RECEIVE_HEADERS_MAX)]),
     ),
-    "a header that is too long": (400, [], changed(subject="hostile" * (RECEIVE_FIELD_BYTES_MAX // 7 + 2))),
+    "a header that is too long": (431, [], changed(subject="hostile" * (RECEIVE_FIELD_BYTES_MAX // 7 + 2))),
     "a content type that is none": (400, ["datacontenttype"], of_json(b"{}", "hostile")),
     "a format that we do not read": (415, [], of_json(b"hostile", "application/cloudevents+avro")),
     "json in utf-16": (

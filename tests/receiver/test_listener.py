@@ -37,21 +37,34 @@ FRAMING: dict[str, bytes] = {
     "a bare line feed": SENT.replace(LENGTH, LENGTH + b"\nx-hostile: a"),
     "a blank before the colon": SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile : a"),
     "NUL in a header": SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile: \0"),
-    "a long request line": SENT.replace(b"/payments", b"/" + b"hostile" * (RECEIVE_LINE_BYTES_MAX // 7)),
-    "a long header": SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile: " + b"x" * 2 * RECEIVE_FIELD_BYTES_MAX),
-    "many headers": SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile: a" * RECEIVE_HEADERS_MAX),
     "no HTTP": b"hostile hostile hostile\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03hostile",
     "chunks that are none": HEAD.replace(LENGTH, b"transfer-encoding: chunked") + b"\r\n\r\nhostile\r\n",
 }
 
 
-@pytest.mark.parametrize("sent", FRAMING.values(), ids=FRAMING.keys())
-async def test_what_is_framed_badly_is_refused_and_the_connection_closed(world: World, sent: bytes) -> None:
+LARGE: dict[str, tuple[int, bytes]] = {
+    "a long request line": (
+        414,
+        SENT.replace(b"/payments", b"/" + b"hostile" * (RECEIVE_LINE_BYTES_MAX // 7)),
+    ),
+    "a long header": (
+        431,
+        SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile: " + b"x" * 2 * RECEIVE_FIELD_BYTES_MAX),
+    ),
+    "many headers": (431, SENT.replace(LENGTH, LENGTH + b"\r\nx-hostile: a" * RECEIVE_HEADERS_MAX)),
+}
+CASES = LARGE | {name: (400, sent) for name, sent in FRAMING.items()}
+
+
+@pytest.mark.parametrize(("status", "sent"), CASES.values(), ids=CASES.keys())
+async def test_what_is_framed_badly_is_refused_and_the_connection_closed(
+    world: World, status: int, sent: bytes
+) -> None:
     answer = await world.refused(sent)
 
-    assert answer.status == 400
-    assert world.moments.count("request.refused", status=400) == 1
+    assert answer.status == status
+    assert world.moments.count("request.refused", status=status) == 1
 
 
 async def test_a_body_longer_than_it_says_is_refused(world: World) -> None:
