@@ -96,3 +96,13 @@ async def disable(conn: Connection, name: str, *, tenant: int = TENANT) -> None:
     """Send nothing more; what comes is kept, and waits. Raises UnknownEndpoint."""
     if not await store.disable(conn, name, tenant=tenant):
         raise UnknownEndpoint(name)
+
+
+async def remove(conn: Connection, name: str, *, tenant: int = TENANT) -> int:
+    """Take it away; how many events waited for it, which are discarded. What is asked of it from now on cannot be sent.
+    Raises UnknownEndpoint.
+    """
+    discarded = await store.remove(conn, name, tenant=tenant)
+    if discarded is None:
+        raise UnknownEndpoint(name)
+    return discarded

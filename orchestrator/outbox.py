@@ -26,6 +26,7 @@ from orchestrator.store import outbox as store
 from orchestrator.store.commits import body_at_rest
 from orchestrator.store.database import Connection
 from orchestrator.store.outbox import DeliveryRow, Filter, MessageRow
+from relay.delivery import REMOVED
 from relay.outbox import opened
 
 DEAD: Final = ("dead",)
@@ -127,7 +128,9 @@ def explained(seen: Seen) -> str:
         "expired": "its time was over before it arrived",
         "withdrawn": "it was taken back, and never sent",
         "stopped": "it was taken back, and may have arrived",
-        "discarded": "a person decided that it need not arrive",
+        "discarded": "its endpoint was removed"
+        if it.fault == REMOVED
+        else "a person decided that it need not arrive",
     }
     if seen.tries and (to := moved(seen.tries[0])) is not None and it.state != "delivered":
         waits += (
@@ -140,6 +143,7 @@ def explained(seen: Seen) -> str:
         "expired": "its time was over before it was taken",
         "skipped": "its endpoint was enabled without what had waited",
         "unknown": "it is sent at most once, and may have arrived",
+        REMOVED: "its endpoint was removed",
     }.get(it.fault or "unknown", f"its last try ended with {it.fault}")
     todo = "its flow was told" if it.command else f"`waypost dlq replay {it.message_id}` puts it back"
     return f"it is a dead letter: {why}{waits}; {todo}"

@@ -11,6 +11,9 @@ from uuid import UUID
 from contracts.backoff import COMMAND_SCHEDULE, EVENT_SCHEDULE, Schedule
 from contracts.outcome import Outcome
 
+FEW_TRIES: Final = (
+    3  # of an event that is answered as if it will never be taken; by then some 5 min have gone
+)
 NOT_FOUND_TRIES: Final = 5  # 404 is a service that is being deployed for about 18 s, then a wrong URL
 PAUSE: Final = timedelta(seconds=60)  # of an endpoint that answers 429 without Retry-After
 RETRY_AFTER_MAX: Final = timedelta(hours=24)
@@ -23,6 +26,7 @@ class Means(Enum):
     TAKEN = "taken"
     AGAIN = "tried again"
     SHORTLY = "tried again for a short while, then refused"
+    FEW = "tried three times"
     PAUSE = "tried again; the endpoint is left alone meanwhile"
     REFUSED = "refused"
     GONE = "refused; the endpoint is disabled"
@@ -48,20 +52,24 @@ STATUSES: Final[Mapping[int, Row]] = {
     410: Row(Means.GONE, Means.LATER),
     425: Row(Means.AGAIN, Means.AGAIN, untouched=True),
     429: Row(Means.PAUSE, Means.PAUSE, untouched=True),
-    501: Row(Means.REFUSED, Means.AGAIN),
+    501: Row(Means.REFUSED, Means.FEW),
+    505: Row(Means.REFUSED, Means.FEW),
+    511: Row(Means.REFUSED, Means.FEW),
 }
 """Statuses that mean something else than their hundred."""
 
 HUNDREDS: Final[Mapping[int, Row]] = {
     2: Row(Means.TAKEN, Means.TAKEN),
     3: Row(Means.REFUSED, Means.AGAIN),  # never followed
-    4: Row(Means.REFUSED, Means.AGAIN),
+    4: Row(Means.REFUSED, Means.FEW),
     5: Row(Means.AGAIN, Means.AGAIN),
 }
 
+REMOVED: Final = "unknown-endpoint"  # of an event, whose endpoint was there when it was published
+
 OURS: Final = frozenset(
     {
-        "unknown-endpoint",
+        REMOVED,
         "no-secret",
         "secret-unreadable",
         "bad-url",
@@ -178,6 +186,11 @@ class Try:
     age: timedelta = timedelta(0)
     schedule: Schedule | None = None
 
+    @property
+    def is_one_of_few(self) -> bool:
+        """Whether it was the last try of what will hardly be taken; an endpoint's own schedule says it otherwise."""
+        return self.schedule is None and self.attempt >= FEW_TRIES
+
     def next_after(self) -> timedelta | None:
         """How long to wait for the next one; None when there is none."""
         schedule = self.schedule or (COMMAND_SCHEDULE if self.command else EVENT_SCHEDULE)
@@ -195,6 +208,8 @@ def judge(answer: Answer, this: Try) -> Verdict:
     """
     status = answer.status
     if status is None:
+        if answer.error_code == REMOVED and not this.command:
+            return Dead(REMOVED, reached=False)
         if answer.error_code in OURS and not answer.reached:
             return Spared(COMMAND_SCHEDULE.after(this.attempt) or PAUSE)
         return again(answer, this, reached=answer.reached)
@@ -213,12 +228,19 @@ def judge(answer: Answer, this: Try) -> Verdict:
         this,
         reached=answer.cut_before or not row.untouched,
         pause=PAUSE if means is Means.PAUSE else None,
+        few=means is Means.FEW,
         disable=means is Means.LATER,
     )
 
 
 def again(
-    answer: Answer, this: Try, *, reached: bool, pause: timedelta | None = None, disable: bool = False
+    answer: Answer,
+    this: Try,
+    *,
+    reached: bool,
+    pause: timedelta | None = None,
+    few: bool = False,
+    disable: bool = False,
 ) -> Verdict:
     """The next try, or the end of all. Retry-After delays it, and never hurries it; `pause` is what an endpoint is
     left alone for that does not say for how long. A disabled endpoint has no last try: what waits for it waits.
@@ -227,7 +249,7 @@ def again(
     wanted = min(asked, RETRY_AFTER_MAX)
     if pause is not None:
         pause = wanted or pause
-    after = this.next_after()
+    after = None if few and this.is_one_of_few else this.next_after()
     if after is None and not disable:
         return Dead(code_of(answer), reached, pause)
     delay = max(after or timedelta(0), pause or wanted)

@@ -18,6 +18,7 @@ from contracts.observer import Observer
 from contracts.signature import Secret, Signer, SigningKey
 from contracts.vault import Vault, secret_context
 from relay.addresses import check_url
+from relay.delivery import REMOVED
 from relay.outbox import EndpointKey
 from relay.particulars import Certificates, header_problems, tls_problems
 from relay.references import KNOWN, Manager, resolve
@@ -152,7 +153,7 @@ class Endpoints:
         for key in keys:
             self._known[key] = (
                 read_at,
-                await self._open(key, rows[key]) if key in rows else Unusable("unknown-endpoint"),
+                await self._open(key, rows[key]) if key in rows else Unusable(REMOVED),
             )
 
     async def _open(self, key: EndpointKey, row: Row) -> Endpoint | Unusable:

@@ -98,7 +98,8 @@ class Change:
 
 
 # Sorted, so that two relays cannot lock each other out. All that is written is computed from rows that are locked. A
-# pause only ever grows; one success makes the time of failures begin anew.
+# pause only ever grows; one success makes the time of failures begin anew. Who subscribes to it is told with the same
+# commit that an endpoint is disabled.
 NOTE: Final[LiteralString] = """
     with old as materialized (
         select e.*, t.tries, t.failures, t.succeeded, t.failed, t.probed, t.pause, t.gone,
@@ -133,25 +134,32 @@ NOTE: Final[LiteralString] = """
                     when c.open_until is not null and c.probed then least(c.opened + 1, 30)
                     else c.opened end as opens
           from counted c
+    ),
+    changed as (
+        update waypost.endpoint e
+           set paused_until    = greatest(e.paused_until, new.at + new.pause),
+               state           = case when new.closes is not null then 'disabled' else e.state end,
+               fault           = case when new.closes is not null and e.state = 'enabled' then new.closes
+                                      else e.fault end,
+               failing_since   = new.failing,
+               opened          = new.opens,
+               open_until      = case when new.opens = 0 then null
+                                      when new.opens = new.opened then e.open_until
+                                      else new.at + least(%(open_first)s::interval * 2 ^ (new.opens - 1),
+                                                          %(open_max)s::interval) end,
+               window_at       = case when new.opens <> new.opened then null else coalesce(new.began, new.at) end,
+               window_tries    = case when new.opens <> new.opened then 0 else new.all_tries end,
+               window_failures = case when new.opens <> new.opened then 0 else new.all_failures end
+          from new
+         where e.tenant_id = new.tenant_id
+           and e.name = new.name
+     returning e.tenant_id, e.name, case when new.state = 'enabled' then new.closes end as disabled,
+               new.opens > 0 and new.opened = 0 as opened, new.opens = 0 and new.opened > 0 as closed
     )
-    update waypost.endpoint e
-       set paused_until    = greatest(e.paused_until, new.at + new.pause),
-           state           = case when new.closes is not null then 'disabled' else e.state end,
-           fault           = case when new.closes is not null and e.state = 'enabled' then new.closes else e.fault end,
-           failing_since   = new.failing,
-           opened          = new.opens,
-           open_until      = case when new.opens = 0 then null
-                                  when new.opens = new.opened then e.open_until
-                                  else new.at + least(%(open_first)s::interval * 2 ^ (new.opens - 1),
-                                                      %(open_max)s::interval) end,
-           window_at       = case when new.opens <> new.opened then null else coalesce(new.began, new.at) end,
-           window_tries    = case when new.opens <> new.opened then 0 else new.all_tries end,
-           window_failures = case when new.opens <> new.opened then 0 else new.all_failures end
-      from new
-     where e.tenant_id = new.tenant_id
-       and e.name = new.name
- returning e.tenant_id, e.name, case when new.state = 'enabled' then new.closes end as disabled,
-           new.opens > 0 and new.opened = 0 as opened, new.opens = 0 and new.opened > 0 as closed
+    select c.tenant_id, c.name, c.disabled, c.opened, c.closed,
+           case when c.disabled is not null then
+                waypost.tell_of_endpoint(c.tenant_id, c.name, 'disabled', c.disabled, %(now)s::timestamptz) end as told
+      from changed c
 """
 
 
@@ -179,7 +187,7 @@ async def write(
             "now": now,
         },
     )
-    changes = [Change(*row) for row in await cursor.fetchall()]
+    changes = [Change(*row[:5]) for row in await cursor.fetchall()]
     return [change for change in changes if change.disabled or change.opened or change.closed]
 
 

@@ -259,6 +259,7 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
         ("set", "change how messages are delivered to one; `default` takes back what was set"),
         ("enable", "send what waits, and forget that it failed"),
         ("disable", "send nothing more; what comes is kept, and waits"),
+        ("remove", "take it away, with its secrets and subscriptions; events that wait for it are discarded"),
     ):
         one = endpoint.add_parser(verb, help=help_)
         one.add_argument("name", metavar="NAME")

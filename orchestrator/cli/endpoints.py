@@ -70,6 +70,12 @@ def disable(args: Namespace, settings: Settings) -> int:
     return said(args, "is disabled: what is meant for it is kept, and waits.", state="disabled")
 
 
+def remove(args: Namespace, settings: Settings) -> int:
+    discarded = bootstrap.run(over(settings, lambda conn: endpoints.remove(conn, args.name)))
+    words = f"is removed: {discarded} events that waited for it are discarded."
+    return said(args, words, state="removed", discarded=discarded)
+
+
 def rotate(args: Namespace, settings: Settings) -> int:
     secret = registry.signing_key() if args.key_pair else given(args.secret_file)
     done = bootstrap.run(

@@ -35,6 +35,7 @@ ENDPOINT_VERBS = {
     "set": verbs.set_,
     "enable": verbs.enable,
     "disable": verbs.disable,
+    "remove": verbs.remove,
     "rotate": verbs.rotate,
 }
 
@@ -192,14 +193,15 @@ def list_endpoints(found: Sequence[EndpointRow], shape: str) -> int:
     now = datetime.now(UTC)
     say(
         table(
-            ("ENDPOINT", "URL", "KIND", "STATE", "TIMEOUT", "REPLIES FROM", "SECRETS", "AGE"),
+            ("ENDPOINT", "URL", "KIND", "STATE", "TIMEOUT", "RATE", "REPLIES FROM", "SECRETS", "AGE"),
             (
                 (
                     row.name,
                     row.url,
                     row.kind,
-                    f"paused {ago(row.paused_until, now=now)}" if row.paused_until else row.state,
+                    how_it_does(row, now),
                     f"{row.timeout.total_seconds():g} s",
+                    f"{row.rate:g}/s" if row.rate else "-",
                     row.replies_from,
                     row.secrets,
                     ago(row.created_at, now=now),
@@ -209,6 +211,17 @@ def list_endpoints(found: Sequence[EndpointRow], shape: str) -> int:
         )
     )
     return Exit.OK
+
+
+def how_it_does(row: EndpointRow, now: datetime) -> str:
+    """The first of: why it is disabled, until when it is paused, that nothing gets through, since when all fails."""
+    if row.state != "enabled":
+        return f"{row.state} {verbs.FAULTS[row.fault]}".strip()
+    if row.paused_until:
+        return f"paused {ago(row.paused_until, now=now)}"
+    if row.open_until:
+        return "circuit open"
+    return f"failing for {ago(row.failing_since, now=now)}" if row.failing_since else row.state
 
 
 def list_senders(found: Sequence[SenderRow], shape: str) -> int:

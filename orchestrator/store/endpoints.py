@@ -97,18 +97,32 @@ async def change(conn: Connection, name: str, changes: Mapping[str, Any], *, ten
 
 # As if nothing had happened: whoever enables an endpoint says that it works.
 ENABLE: Final[LiteralString] = """
-    update waypost.endpoint
-       set state = 'enabled',
-           fault = null,
-           paused_until = null,
-           failing_since = null,
-           window_at = null,
-           window_tries = 0,
-           window_failures = 0,
-           opened = 0,
-           open_until = null
-     where tenant_id = %(tenant)s::int
-       and name = %(name)s::text
+    with old as materialized (
+        select e.tenant_id, e.name, e.state
+          from waypost.endpoint e
+         where e.tenant_id = %(tenant)s::int
+           and e.name = %(name)s::text
+           for no key update of e
+    ),
+    done as (
+        update waypost.endpoint e
+           set state = 'enabled',
+               fault = null,
+               paused_until = null,
+               failing_since = null,
+               window_at = null,
+               window_tries = 0,
+               window_failures = 0,
+               opened = 0,
+               open_until = null
+          from old
+         where e.tenant_id = old.tenant_id
+           and e.name = old.name
+     returning e.tenant_id, e.name, old.state as before
+    )
+    select case when done.before = 'disabled' then
+                waypost.tell_of_endpoint(done.tenant_id, done.name, 'enabled', null) end as told
+      from done
 """
 
 
@@ -119,11 +133,25 @@ async def enable(conn: Connection, name: str, *, tenant: int) -> bool:
 
 
 DISABLE: Final[LiteralString] = """
-    update waypost.endpoint
-       set state = 'disabled',
-           fault = 'operator'
-     where tenant_id = %(tenant)s::int
-       and name = %(name)s::text
+    with old as materialized (
+        select e.tenant_id, e.name, e.state
+          from waypost.endpoint e
+         where e.tenant_id = %(tenant)s::int
+           and e.name = %(name)s::text
+           for no key update of e
+    ),
+    done as (
+        update waypost.endpoint e
+           set state = 'disabled',
+               fault = 'operator'
+          from old
+         where e.tenant_id = old.tenant_id
+           and e.name = old.name
+     returning e.tenant_id, e.name, old.state as before
+    )
+    select case when done.before = 'enabled' then
+                waypost.tell_of_endpoint(done.tenant_id, done.name, 'disabled', 'operator') end as told
+      from done
 """
 
 
@@ -131,3 +159,53 @@ async def disable(conn: Connection, name: str, *, tenant: int) -> bool:
     """Whether there is an endpoint of that name."""
     cursor = await conn.execute(DISABLE, {"tenant": tenant, "name": name})
     return cursor.rowcount == 1
+
+
+# In the order of locks: messages, then everything else. What is being sent is left to its try.
+DISCARD: Final[LiteralString] = """
+    with mine as materialized (
+        select o.tenant_id, o.message_id
+          from waypost.outbox o
+         where o.tenant_id = %(tenant)s::int
+           and o.endpoint = %(name)s::text
+           and o.state in ('waiting', 'due')
+           and not o.command
+         order by o.tenant_id, o.message_id
+           for no key update of o
+    )
+    update waypost.outbox o
+       set state = 'discarded',
+           fault = 'unknown-endpoint'
+      from mine
+     where o.tenant_id = mine.tenant_id
+       and o.message_id = mine.message_id
+"""
+UNSUBSCRIBE: Final[LiteralString] = """
+    delete from waypost.subscription
+     where tenant_id = %(tenant)s::int
+       and endpoint = %(name)s::text
+"""
+FORGET: Final[LiteralString] = """
+    delete from waypost.secret
+     where tenant_id = %(tenant)s::int
+       and owner_kind = 'endpoint'
+       and owner_name = %(name)s::text
+"""
+REMOVE: Final[LiteralString] = """
+    delete from waypost.endpoint
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+"""
+
+
+async def remove(conn: Connection, name: str, *, tenant: int) -> int | None:
+    """Take an endpoint away, with its secrets and subscriptions, and discard the events that wait for it; how many.
+    None when there is none of that name.
+    """
+    which = {"tenant": tenant, "name": name}
+    async with conn.transaction():
+        await conn.execute(UNSUBSCRIBE, which)
+        discarded = (await conn.execute(DISCARD, which)).rowcount
+        await conn.execute(FORGET, which)
+        removed = (await conn.execute(REMOVE, which)).rowcount
+    return discarded if removed else None

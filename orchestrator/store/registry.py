@@ -275,14 +275,19 @@ class EndpointRow:
     state: str
     timeout: timedelta
     replies_from: str
+    fault: str | None
     paused_until: datetime | None
+    open_until: datetime | None
+    failing_since: datetime | None
+    rate: float | None
     secrets: int
     created_at: datetime
 
 
 READ_ENDPOINTS: Final[LiteralString] = """
-    select e.name, e.url, e.kind, e.state, e.timeout, coalesce(e.replies_from, e.name) as replies_from,
-           case when e.paused_until > now() then e.paused_until end as paused_until,
+    select e.name, e.url, e.kind, e.state, e.timeout, coalesce(e.replies_from, e.name) as replies_from, e.fault,
+           case when e.paused_until > now() then e.paused_until end as paused_until, e.open_until, e.failing_since,
+           e.rate,
            (select count(*)
               from waypost.secret s
              where s.tenant_id = e.tenant_id

@@ -9,6 +9,7 @@ import pytest
 from contracts.backoff import EVENT_SCHEDULE, BadSchedule, Schedule
 from relay.delivery import (
     OURS,
+    REMOVED,
     Answer,
     Dead,
     Delivered,
@@ -41,7 +42,8 @@ def test_2xx_delivers(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [300, 301, 302, 304, 307, 308, 400, 401, 403, 405, 406, 411, 413, 415, 418, 422, 431, 451, 501]
+    "status",
+    [300, 301, 302, 304, 307, 308, 400, 401, 403, 405, 406, 411, 413, 415, 418, 422, 431, 451, 501, 505, 511],
 )
 def test_a_redirect_or_a_refusing_status_refuses_with_its_code(status: int) -> None:
     verdict = verdict_on(status)
@@ -60,7 +62,7 @@ def test_410_refuses_and_closes_the_endpoint() -> None:
     assert verdict.disable
 
 
-@pytest.mark.parametrize("status", [408, 409, 500, 502, 503, 504, 505, 511, 520, 599])
+@pytest.mark.parametrize("status", [408, 409, 500, 502, 503, 504, 520, 599])
 def test_an_answer_that_does_not_say_no_is_tried_again_and_may_have_acted(status: int) -> None:
     assert verdict_on(status) == Retry(timedelta(seconds=1), reached=True)
 
@@ -131,8 +133,13 @@ def test_no_answer_is_tried_again_and_remembers_whether_it_was_reached(*, reache
     assert judge(answer, this(2)) == Retry(timedelta(seconds=2), reached=reached)
 
 
+def test_an_event_whose_endpoint_is_gone_is_a_dead_letter_and_a_command_waits_for_one() -> None:
+    assert judge(unsent(REMOVED), this(command=False)) == Dead(REMOVED, reached=False)
+    assert judge(unsent(REMOVED), this()) == Spared(timedelta(seconds=1))
+
+
 @pytest.mark.parametrize("command", [True, False])
-@pytest.mark.parametrize("code", sorted(OURS))
+@pytest.mark.parametrize("code", sorted(OURS - {REMOVED}))
 def test_a_try_that_ended_on_our_side_reached_nothing_and_does_not_count(code: str, *, command: bool) -> None:
     assert judge(unsent(code), this(command=command)) == Spared(timedelta(seconds=1))
     assert judge(unsent(code), this(500, command=command)) == Spared(timedelta(minutes=1))
@@ -191,6 +198,32 @@ def test_any_other_answer_to_an_event_is_tried_again_on_the_schedule_of_events(s
     assert verdict.pause is None
     assert not verdict.disable
     assert timedelta(seconds=4) <= verdict.after <= timedelta(seconds=6)
+
+
+FEW = [400, 401, 402, 403, 405, 406, 411, 413, 414, 415, 418, 421, 422, 431, 451, 501, 505, 511]
+
+
+@pytest.mark.parametrize("status", FEW)
+def test_an_answer_that_time_will_not_change_ends_an_event_after_three_tries(status: int) -> None:
+    verdicts = [verdict_on(status, command=False, attempt=attempt) for attempt in (1, 2, 3)]
+
+    assert [type(verdict) for verdict in verdicts] == [Retry, Retry, Dead]
+    assert verdicts[2] == Dead(f"http-{status}", reached=True)
+
+
+@pytest.mark.parametrize("status", FEW)
+def test_an_endpoint_s_own_schedule_says_how_often_that_is_tried(status: int) -> None:
+    own = Schedule((1.0,), attempts=5)
+
+    verdicts = [verdict_on(status, command=False, attempt=attempt, schedule=own) for attempt in (3, 4, 5)]
+
+    assert [type(verdict) for verdict in verdicts] == [Retry, Retry, Dead]
+
+
+@pytest.mark.parametrize("status", [300, 301, 308, 404, 408, 409, 425, 500, 502, 503, 504, 507, 520])
+def test_an_answer_that_time_may_change_is_tried_to_the_end_of_the_schedule(status: int) -> None:
+    assert isinstance(verdict_on(status, command=False, attempt=9), Retry)
+    assert isinstance(verdict_on(status, command=False, attempt=10), Dead)
 
 
 def test_410_to_an_event_disables_its_endpoint_and_keeps_the_event() -> None:
