@@ -11,6 +11,7 @@ from uuid import UUID
 from contracts.errors import shown
 from orchestrator.core.status import Status
 from orchestrator.settings import Address, address_of, span
+from orchestrator.simulators.providers import PROVIDERS
 from receiver.schemes import PRESETS
 
 REASONS: Final = (
@@ -633,6 +634,56 @@ def add_simulators(command: Command) -> None:
     )
     endpoint.add_argument("--list", action="store_true", help="only say which behaviours there are")
     add_output(endpoint, "table")
+    provider = verbs.add_parser(
+        "provider", help="post webhooks as a provider does, and come again as it does"
+    )
+    provider.add_argument("name", choices=[*PROVIDERS], metavar="NAME", help=", ".join(PROVIDERS))
+    provider.add_argument("--to", required=True, metavar="URL", help="where they are posted")
+    for option, help_ in (
+        ("--secret-env", "of the environment: it has the secret that signs"),
+        ("--rotate", "it has another secret, to which the provider changes in the middle"),
+    ):
+        provider.add_argument(option, required=option == "--secret-env", metavar="VARIABLE", help=help_)
+    for option, default, help_ in (
+        ("--count", 1, "so many events (default: 1)"),
+        ("--skew", 0, "its clock is so many seconds ahead; a minus: behind"),
+        ("--seed", None, "the same number makes the same events (default: drawn, and told)"),
+    ):
+        provider.add_argument(option, type=whole, default=default, metavar="N", help=help_)
+    for option, default, help_ in (
+        ("--rate", 100.0, "events a second (default: 100)"),
+        ("--duplicates", 0.0, "the part of them that comes twice, 0 to 1"),
+        ("--speed", 1.0, "it comes again so much faster than it really would (default: 1)"),
+    ):
+        provider.add_argument(option, type=number, default=default, metavar="N", help=help_)
+    provider.add_argument("--reorder", action="store_true", help="in another order than they happened in")
+    provider.add_argument("--type", default="", metavar="TYPE", help="of the events, as the provider says it")
+    provider.add_argument(
+        "--body", metavar="FILE", help="a template of their bodies: ${id}, ${number}, ${type}, …"
+    )
+    provider.add_argument("--settings", metavar="JSON", help=f"of a scheme of one's own; {SETTINGS}")
+    provider.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="one that may be posted to though it is neither here nor in a private network; may be repeated",
+    )
+    add_output(provider)
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {shown(text)}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {shown(text)}") from None
 
 
 TASK_STATES = (*("due", "running", "stopping", "done", "refused", "failed", "lost", "expired", "withdrawn"),)

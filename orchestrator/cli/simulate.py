@@ -9,16 +9,27 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from contracts.errors import BadSecret
+from contracts.limits import EVENT_BYTES_MAX
 from contracts.signature import PUBLIC_PREFIX, PublicKey, Secret, Verifier
 from orchestrator import bootstrap
-from orchestrator.cli.output import Exit, as_json, note, say, table
+from orchestrator.cli.output import Exit, as_json, note, plain, say, table
+from orchestrator.cli.register import members
 from orchestrator.settings import Settings
 from orchestrator.simulators.kinds import ANY, KINDS, SCRIPT_BYTES_MAX, scripted
+from orchestrator.simulators.plan import Delivery
+from orchestrator.simulators.provider import Report
+from orchestrator.simulators.provider import provider as providing
 from orchestrator.simulators.zoo import Seen, zoo
+
+NAMED_MAX: Final = 20
+"""Of what was not accepted, in a report for people."""
+PLANNED: Final = ("count", "rate", "duplicates", "reorder", "speed", "skew", "type")
+"""Options that a plan has under the same names."""
 
 
 def simulate(args: Namespace, settings: Settings) -> int:
@@ -92,4 +103,58 @@ def head_of(path: str, bytes_max: int) -> bytes:
         return file.read(bytes_max + 1)
 
 
-VERBS: Final = {"endpoint": endpoint}
+def provider(args: Namespace) -> int:
+    settings = members(args.settings) or {}
+    body = head_of(args.body, EVENT_BYTES_MAX).decode("utf-8", "replace") if args.body else ""
+    secret, rotate_to = variable(args.secret_env), variable(args.rotate) if args.rotate else ""
+    how = {name: getattr(args, name) for name in PLANNED} | {"body": body, "rotate_to": rotate_to}
+    report = bootstrap.run(post(args, settings, secret, how))
+    say(as_json(report.as_json()) if args.output == "json" else "\n".join(lines_of(report)))
+    if report.stopped:
+        return Exit.INTERRUPTED
+    return Exit.OK if report.all_accepted else Exit.FAILED
+
+
+async def post(args: Namespace, settings: Mapping[str, Any], secret: str, how: Mapping[str, Any]) -> Report:
+    async with (
+        bootstrap.stopping() as stop,
+        providing(
+            args.name,
+            to=args.to,
+            secret=secret,
+            settings=settings,
+            allow_hosts=args.allow_host,
+            seed=args.seed,
+        ) as it,
+    ):
+        return await it.sends(stop=stop, told=waits, **how)
+
+
+def waits(delivery: Delivery, seconds: float) -> None:
+    """Say why nothing happens for long."""
+    if seconds >= 1:
+        note(
+            f"{delivery.id}: {delivery.last}; it comes again in {seconds:.0f} s, sooner with a higher --speed"
+        )
+
+
+def lines_of(report: Report) -> list[str]:
+    """The report for people: what did not arrive is named, as far as anybody reads."""
+    failed = [it for it in report.deliveries if not it.accepted]
+    answers = ", ".join(
+        f"{count} \N{MULTIPLICATION SIGN} {answer}" for answer, count in sorted(report.answers.items())
+    )
+    return [
+        f"{report.provider} to {plain(report.to)}, seed {report.seed}{', stopped' if report.stopped else ''}",
+        f"{report.events} events and {report.copies} copies: {report.accepted} accepted",
+        f"{report.requests} requests, {report.retried} of them retries",
+        f"answers: {answers or 'none'}",
+        *(
+            f"not accepted: {it.id}, tried {it.tries} times, last {it.last or 'never'}"
+            for it in failed[:NAMED_MAX]
+        ),
+        *([f"and {len(failed) - NAMED_MAX} more; -o json names all"] if len(failed) > NAMED_MAX else []),
+    ]
+
+
+VERBS: Final = {"endpoint": endpoint, "provider": provider}

@@ -15,7 +15,7 @@ from contracts.errors import ContractViolation, MalformedJson, shown
 from contracts.signature import Verifier
 from orchestrator.simulators import behaviours
 from orchestrator.simulators.behaviours import Step, then
-from orchestrator.simulators.reply import reply_to
+from orchestrator.simulators.reply import id_of, reply_to
 from orchestrator.simulators.server import Exchange, Request
 
 FAILS_MAX: Final = 1_000
@@ -105,12 +105,12 @@ def redirect(told: Mapping[str, str], _secrets: Sequence[Verifier]) -> Step:
 
 
 def flaky(told: Mapping[str, str], _secrets: Sequence[Verifier]) -> Step:
-    """Counts by webhook-id, so that messages do not take each other's failures."""
+    """Counts by the message's id, so that messages do not take each other's failures."""
     tries: OrderedDict[str, int] = OrderedDict()
     fail, well = answer(told), then(200)
 
     async def step(exchange: Exchange, request: Request) -> None:
-        name = request.headers.get("webhook-id", "")[:ID_CHARACTERS_MAX]
+        name = id_of(request)[:ID_CHARACTERS_MAX]
         tries[name] = tries.pop(name, 0) + 1
         if len(tries) > MESSAGES_MAX:
             tries.popitem(last=False)

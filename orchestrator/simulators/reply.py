@@ -8,35 +8,36 @@ from typing import Any, Final
 
 from contracts.envelope import STRUCTURED, decode_structured
 from contracts.errors import BadSignature, MalformedEvent, MalformedJson
-from contracts.signature import Verifier, verify
 from orchestrator.simulators.server import Request, response
 from receiver import replies
+from receiver.authenticity import Key, Verifier
+from receiver.schemes import policy_of
 
 SOURCE: Final = "/simulator"
+FORM: Final = policy_of("standard-webhooks", {}).signature
+IDS: Final = (*FORM.id, "x-github-delivery", "x-shopify-webhook-id")
+"""Headers that may have the id of a message."""
 
 
-def verdict(request: Request, secrets: Sequence[Verifier]) -> str:
+def id_of(request: Request) -> str:
+    return next((found for name in IDS if (found := request.headers.get(name))), "")
+
+
+def verdict(request: Request, secrets: Sequence[Key]) -> str:
     """`verified`, why it is not (`missing`, `malformed`, `mismatch`, `stale`, `ahead`), or `unchecked` without a
     secret.
     """
     if not secrets:
         return "unchecked"
-    header = request.headers.get
+    verifier = Verifier(FORM, secrets)
     try:
-        verify(
-            secrets,
-            message_id=header("webhook-id", ""),
-            timestamp=header("webhook-timestamp", ""),
-            signature=header("webhook-signature", ""),
-            body=request.body,
-            now=int(time.time()),
-        )
+        verifier.verify(verifier.proof(request.headers), request.body, now=int(time.time()))
     except BadSignature as error:
         return error.reason
     return "verified"
 
 
-def reply_to(request: Request, secrets: Sequence[Verifier], *, end: str, value: Any, code: str) -> bytes:
+def reply_to(request: Request, secrets: Sequence[Key], *, end: str, value: Any, code: str) -> bytes:
     """The answer that is the reply to a command, when somebody who has the secret sent it. `end` is how the command
     ended: `done` with a value, `refused` with a code, or else failed with one.
     """

@@ -16,7 +16,7 @@ from typing import Any, Final
 from contracts.signature import Verifier
 from orchestrator.simulators.behaviours import then
 from orchestrator.simulators.kinds import ANY, BehaviourInvalid, Named, checked, parsed
-from orchestrator.simulators.reply import verdict
+from orchestrator.simulators.reply import id_of, verdict
 from orchestrator.simulators.server import Exchange, Request, Server, Unreadable, listening
 
 MADE_MAX: Final = 1_000
@@ -143,7 +143,7 @@ class Zoo:
             method=request.line.partition(" ")[0][:SHOWN_MAX],
             path=request.path[:SHOWN_MAX],
             behaviour=behaviour,
-            id=header("webhook-id", "")[:SHOWN_MAX],
+            id=id_of(request)[:SHOWN_MAX],
             attempt=header("waypost-attempt", "")[:SHOWN_MAX],
             key=header("idempotency-key", "")[:SHOWN_MAX],
             bytes=len(request.body),

@@ -41,6 +41,7 @@ from orchestrator.client import Client, ExecutionView
 from orchestrator.flows import Flows, load
 from orchestrator.objects.large import Large
 from orchestrator.simulators.kinds import ANY
+from orchestrator.simulators.provider import Provider, provider
 from orchestrator.simulators.zoo import Zoo, zoo
 from orchestrator.store import database
 from orchestrator.store.database import Connection
@@ -51,7 +52,9 @@ from orchestrator.testing.service import PATIENCE_SECONDS, Service
 from orchestrator.worker import Worker, WorkerLimits
 from orchestrator.workflow import Workflow
 from receiver import replies
+from receiver.authenticity import parse_secret
 from receiver.ingress import Receiver
+from receiver.schemes import policy_of
 from receiver.settings import ReceiverSettings
 from relay.relay import Relay
 from relay.settings import RelaySettings
@@ -131,6 +134,24 @@ class Installation:
             self.conn, self._place.vault, name=name, url=made.url, secret=secret, allow=LOOPBACK
         )
         return made
+
+    async def provider(self, scheme: str, *, settings: Mapping[str, Any] | None = None) -> Provider:
+        """A provider of webhooks that is registered as a sender of its scheme's name, and posts to the receiver. Raises
+        SettingsInvalid.
+        """
+        form = policy_of(scheme, settings or {}).signature
+        # Hexadecimal digits are a secret however that is written.
+        text = Secret.of(chance.token_bytes(32)).text if form.spelling == "whsec" else chance.token_hex(32)
+        await registry.add_sender(
+            self.conn,
+            self._place.vault,
+            name=scheme,
+            scheme=scheme,
+            settings=settings,
+            secret=parse_secret(form, text),
+        )
+        url = replies.address_of(self.receiver_url, tenant="default", sender=scheme)
+        return await self._stack.enter_async_context(provider(scheme, to=url, secret=text, settings=settings))
 
     async def start(self, flow: Workflow[I, Any], input: I, *, key: str | None = None) -> UUID:  # noqa: A002  # an execution's input, everywhere
         """Start an execution, and tell its id."""

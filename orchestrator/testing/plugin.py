@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from orchestrator.simulators.provider import Provider, provider
 from orchestrator.simulators.zoo import Zoo, zoo
 from orchestrator.testing.databases import Databases
 from orchestrator.testing.installation import Installation, installed
@@ -40,3 +41,9 @@ def waypost(waypost_databases: Databases) -> Callable[..., AbstractAsyncContextM
 def waypost_zoo() -> Callable[..., AbstractAsyncContextManager[Zoo]]:
     """`zoo`: an endpoint whose paths say how it misbehaves."""
     return zoo
+
+
+@pytest.fixture
+def waypost_provider() -> Callable[..., AbstractAsyncContextManager[Provider]]:
+    """`provider`: one that posts webhooks as Stripe, GitHub or another does."""
+    return provider

@@ -35,6 +35,74 @@ def test_an_endpoint_says_where_it_is_and_what_came_until_it_is_asked_to_stop(tm
     assert SECRET.text not in process.said()
 
 
+def test_a_provider_posts_and_says_what_became_of_it(
+    run_in: RunIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUSH", SECRET.text)
+    post = ("simulate", "provider", "svix", "--secret-env", "HUSH", "--count", "3", "--seed", "7")
+    with running(waypost("simulate", "endpoint"), environment={}, output=tmp_path / "out") as process:
+        url = json.loads(process.until_said(r"\{.*\}\n")[0])["url"]
+        well = run_in(
+            {}, *post, "--to", f"{url}/flaky?fail=1&status=500", "--speed", "1000", "--duplicates", "1"
+        )
+        badly = run_in({}, *post, "--to", f"{url}/status/410?retry_after=hush", "-o", "json")
+        endpoint = process.end(signal.SIGTERM)
+
+    assert (well.code, well.out.splitlines()) == (
+        0,
+        [
+            f"svix to {url}/flaky, seed 7",
+            "3 events and 3 copies: 6 accepted",
+            "9 requests, 3 of them retries",
+            "answers: 6 \N{MULTIPLICATION SIGN} 200, 3 \N{MULTIPLICATION SIGN} 500",
+        ],
+    )
+    assert (badly.code, badly.json["answers"], len(badly.json["ids"])) == (8, {"410": 3}, 3)
+    assert [it["last"] for it in badly.json["not_accepted"]] == ["410"] * 3
+    said = well.out + well.err + badly.out + badly.err
+    assert not [hidden for hidden in (SECRET.text, "invoice.paid", "hush") if hidden in said]
+    assert endpoint == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["banana"], "argument NAME: invalid choice: 'banana'"),
+        (
+            ["svix", "--to", "http://8.8.8.8/"],
+            "found '8.8.8.8'; who may post there says --allow-host 8.8.8.8",
+        ),
+        (["svix", "--count", "many"], "argument --count: expected a whole number, found 'many'"),
+        (["svix", "--speed", "fast"], "argument --speed: expected a number, found 'fast'"),
+        (["svix", "--count", "10001"], "count: expected 1 to 10000, found 10001"),
+        (
+            ["svix", "--rotate", "NOBODY"],
+            "expected one in the variable NOBODY of the environment, found none",
+        ),
+        (["svix", "--settings", "[]"], "settings: expected a JSON object"),
+        (
+            ["svix", "--body", "{body}"],
+            "body: expected ${id}, ${number}, ${type}, ${time}, ${timestamp}, found",
+        ),
+        (["github", "--skew", "-400"], "skew: expected none, as github signs no time, found -400"),
+    ],
+)
+def test_what_a_provider_cannot_do_is_refused_before_anything_is_posted(
+    run_in: RunIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: str
+) -> None:
+    (tmp_path / "body").write_text("${no}", encoding="utf-8")
+    monkeypatch.setenv("HUSH", SECRET.text)
+    said = run_in(
+        {},
+        *("simulate", "provider", "--to", "http://127.0.0.1:8080/", "--secret-env", "HUSH"),
+        *(option.replace("{body}", str(tmp_path / "body")) for option in options),
+    )
+
+    assert (said.code, said.out) == (2, "")
+    assert expected in said.err
+    assert SECRET.text not in said.err
+
+
 def test_the_list_names_every_behaviour(run_in: RunIn) -> None:
     as_text = run_in({}, "simulate", "endpoint", "--list")
     as_json = run_in({}, "simulate", "endpoint", "--list", "-o", "json")

@@ -20,7 +20,7 @@ SPEAKS_SQL: Final = re.compile(
 )
 SPEAKS_HTTP: Final = re.compile(
     r"relay/\w+\.py|receiver/\w+\.py|examples/shop/\w+\.py"
-    r"|orchestrator/(telemetry/health|testing/service|testing/installation)\.py"
+    r"|orchestrator/(telemetry/health|testing/service|testing/installation|simulators/provider)\.py"
 )
 
 

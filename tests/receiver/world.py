@@ -108,9 +108,14 @@ class World:
 
 @asynccontextmanager
 async def running(
-    pool: Pool, conn: Connection, *, settings: ReceiverSettings | None = None, fetch: Fetch | None = None
+    pool: Pool,
+    conn: Connection,
+    *,
+    settings: ReceiverSettings | None = None,
+    clock: Callable[[], int] = lambda: NOW,
+    fetch: Fetch | None = None,
 ) -> AsyncGenerator[World]:
-    """A receiver that listens until the block ends; its clock stands at noon."""
+    """A receiver that listens until the block ends; its clock stands at noon, unless it has another."""
     moments, stop, hints = Moments(), asyncio.Event(), list[str]()
     receiver = Receiver(
         pool,
@@ -118,7 +123,7 @@ async def running(
         settings=settings,
         observer=moments,
         hint=hints.append,
-        clock=lambda: NOW,
+        clock=clock,
         fetch=fetch,
     )
     serving = asyncio.create_task(receiver.serve("127.0.0.1", 0, stop))

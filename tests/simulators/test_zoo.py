@@ -67,7 +67,7 @@ def means(answer: Answer) -> tuple[str, str, str]:
 
 ENDLESS: Final = ("hang", "slow-header", "continue", "drip")
 """Those that only a deadline ends."""
-WORDS: Final = {"taken": "delivered", "refused": "refused", "tried again": "retry"}
+WORDS: Final = {"taken": "delivered", "refused": "refused", "tried": "retry"}
 PAGE: Final = "docs/testing.md"
 
 
