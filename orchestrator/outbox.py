@@ -182,7 +182,8 @@ async def _as_new(
     found = [row for one in messages if not (row := (await see(conn, one, tenant=tenant)).message).command]
     gone = set(await store.discard(conn, [UUID(row.message_id) for row in found], tenant=tenant))
     made: list[str] = []
-    for row in found:
+    # Sorted as lanes are locked, each lane in its order.
+    for row in sorted(found, key=lambda row: (row.endpoint, row.lane or "")):
         if row.message_id not in gone:
             continue
         new = uuid4()

@@ -206,6 +206,11 @@ def schedule_in(args: Namespace) -> dict[str, Any]:
         raise ValueError(str(error)) from None
 
 
+def when(moment: datetime, now: datetime) -> str:
+    """`in 20 s`, or that it may be now."""
+    return ago(moment, now=now) if moment > now else "when one is due"
+
+
 def whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected a whole number, found {shown(text)}")
@@ -221,7 +226,8 @@ def told(found: EndpointState) -> str:
         "state": f"{found.state} {FAULTS[found.fault]}".strip(),
         "paused until": found.paused_until and f"{found.paused_until:%Y-%m-%d %H:%M:%S} UTC",
         "failing since": found.failing_since and f"{ago(found.failing_since, now=now)}",
-        "circuit": found.open_until and "open: one try at a time",
+        "circuit": found.open_until and f"open: one try, {when(found.open_until, now)}",
+        "last minute": f"{found.failures} of {found.tries} tries failed" if found.tries else None,
         "timeout": f"{found.timeout.total_seconds():g} s",
         "replies from": found.replies_from if found.kind == "command" else None,
         "schedule": str(Schedule.of(found.schedule) if found.schedule else default),

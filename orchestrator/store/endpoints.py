@@ -15,7 +15,9 @@ from orchestrator.store.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """An endpoint as it stands: what is set, how it is doing, what waits for it, what it never took (`dead`)."""
+    """An endpoint as it stands: what is set, how it is doing, what waits for it, what it never took (`dead`). `tries`
+    and `failures` are those of the last minute, counted while some fail.
+    """
 
     name: str
     url: str
@@ -37,6 +39,8 @@ class EndpointState:
     paused_until: datetime | None
     failing_since: datetime | None
     open_until: datetime | None
+    tries: int
+    failures: int
     secrets: int
     waiting: int
     dead: int
@@ -48,6 +52,8 @@ READ: Final[LiteralString] = """
            e.schedule, e.concurrency, e.rate, e.burst, e.disable_after, e.on_dead, e.ordered_by,
            array(select jsonb_object_keys(e.headers) order by 1) as headers, e.idempotency, e.tls,
            case when e.paused_until > now() then e.paused_until end as paused_until, e.failing_since, e.open_until,
+           case when e.window_at > now() - interval '1 minute' then e.window_tries else 0 end as tries,
+           case when e.window_at > now() - interval '1 minute' then e.window_failures else 0 end as failures,
            (select count(*)
               from waypost.secret s
              where s.tenant_id = e.tenant_id

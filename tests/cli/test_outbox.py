@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from typing import Final, LiteralString
 from uuid import uuid4
 
 import psycopg
@@ -281,3 +282,37 @@ def test_headers_certificates_and_the_form_of_the_key_are_set_and_taken_back(run
     assert "in order for each key" in shown
     assert refused.code == 2
     assert (after["headers"], after["tls"], after["idempotency"]) == ([], {}, "quoted")
+
+
+HOW_IT_DOES: Final[tuple[tuple[LiteralString, str, str], ...]] = (
+    ("rate = 5, window_at = now(), window_tries = 9, window_failures = 4", "5/s", "4 of 9 tries failed"),
+    ("failing_since = now() - interval '2 h'", "failing for 2 h", "failing since  2 h"),
+    ("open_until = now() + interval '20 s', opened = 3", "circuit open", "open: one try, in 1"),
+    ("paused_until = now() + interval '90 s'", "paused in 1 m", "paused until"),
+    ("state = 'disabled', fault = 'gone'", "disabled it answered 410", "disabled it answered 410"),
+)
+
+
+def test_an_endpoint_says_how_it_is_doing(run: Run, dsn: str) -> None:
+    """The worst comes first where there is one word for it."""
+    run("endpoint", "add", "billing", "http://127.0.0.1:8090/x", "--kind", "event")
+    for set_, listed, shown in HOW_IT_DOES:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("update waypost.endpoint set " + set_)
+
+        assert listed in run("endpoint", "list").out
+        assert shown in run("endpoint", "show", "billing").out
+
+
+def test_an_endpoint_is_removed_with_what_waits_for_it(run: Run, dsn: str) -> None:
+    run("endpoint", "add", "billing", "http://127.0.0.1:8090/x", "--kind", "event")
+    run("subscription", "add", "shop.*", "billing")
+    message = dead(dsn)
+    run("dlq", "replay", message)
+
+    removed = run("endpoint", "remove", "billing", "-o", "json")
+
+    assert removed.json == {"name": "billing", "state": "removed", "discarded": 1}
+    assert state(dsn, message)[0] == "discarded"
+    assert run("subscription", "list", "-o", "json").json == []
+    assert run("endpoint", "remove", "billing").code == 4
