@@ -53,7 +53,8 @@ class Piece:
 
     @property
     def arrival(self) -> Arrival:
-        return Arrival.of(self.sender, self.name, self.event, self.kept, asked_at=self.asked_at)
+        hop = self.headers.get("traceparent")
+        return Arrival.of(self.sender, self.name, self.event, self.kept, asked_at=self.asked_at, hop=hop)
 
     @property
     def position(self) -> Position | None:

@@ -20,7 +20,8 @@ class Arrival:
 
     `webhook_id` is what was signed as the name of the request; None when nothing was. `body` is the event in structured
     JSON, as it is kept. `causation` is the message that this may be the reply to, when it names one as we name ours.
-    `asked_at` is when its request came, in monotonic seconds.
+    `asked_at` is when its request came, in monotonic seconds. `hop` is the trace context of that request, for an event
+    that says none of its own.
     """
 
     sender: Sender
@@ -29,13 +30,21 @@ class Arrival:
     body: bytes
     causation: str | None
     asked_at: float = 0.0
+    hop: str | None = None
 
     @classmethod
     def of(
-        cls, sender: Sender, webhook_id: str | None, envelope: Envelope, body: bytes, *, asked_at: float = 0.0
+        cls,
+        sender: Sender,
+        webhook_id: str | None,
+        envelope: Envelope,
+        body: bytes,
+        *,
+        asked_at: float = 0.0,
+        hop: str | None = None,
     ) -> Arrival:
         causation = as_uuid(envelope.extensions.get(CAUSATION))
-        return cls(sender, webhook_id, envelope, body, causation, asked_at)
+        return cls(sender, webhook_id, envelope, body, causation, asked_at, hop)
 
 
 def mail_of(arrival: Arrival) -> MailItem:
@@ -67,7 +76,7 @@ def mail_of(arrival: Arrival) -> MailItem:
         causation=arrival.causation,
         command=None if arrival.causation is None else answered(envelope, said),
         body=arrival.body,
-        traceparent=trace.written(envelope.extensions.get("traceparent")),
+        traceparent=trace.written(envelope.extensions.get("traceparent", arrival.hop)),
         asked_at=arrival.asked_at,
     )
 

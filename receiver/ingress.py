@@ -285,9 +285,11 @@ class Receiver:
                 outcome = "stored" if became.new else "duplicate"
                 return accepted(Posted(outcome, None, "event"), status=answers.ack)
             case "conflict" if (answers.conflict or (202 if mapped else 409)) == 409:
-                raise Refusal(409, "conflict")  # a provider that is told so says it again and again
+                raise Refusal(409, "apart-conflict")  # a provider that is told so says it again and again
             case "contract" if answers.contract == 422:
-                raise Refusal(422, "contract", detail="the data breaks the contract of the event's type")
+                raise Refusal(
+                    422, "apart-contract", detail="the data breaks the contract of the event's type"
+                )
             case _:
                 return set_apart(new=became.new, status=answers.ack)
 
@@ -300,6 +302,8 @@ class Receiver:
             elements = elements_in(body, events_max=RECEIVE_EVENTS_MAX)
         except LimitExceeded as error:
             raise Refusal(413, "batch-size", detail=str(error)) from None
+        if not elements:
+            self.observer.saw("batch.empty", sender=sender.name)
         if policy.batch == "partial":
             became = await self.admission.admit_each(sender, name, elements, asked_at=asked_at)
             return accepted_batch(became, told_each=True, status=policy.answers.ack)

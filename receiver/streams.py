@@ -357,14 +357,9 @@ class Streams:
             else:
                 await conn.execute(STEP_OUT if posted is None else LET_IN, {"id": head.quarantine_id})
             await passed(conn, of, head.sequence)
-        self.observer.saw(
-            "event.turn",
-            sender=due.sender,
-            sequence=head.sequence,
-            reason="" if fault is None else fault[0],
-        )
+        became = posted.outcome if posted is not None else head.reason if fault is None else fault[0]
+        self.observer.saw("event.turn", sender=due.sender, sequence=head.sequence, became=became)
         if posted is not None and posted.outcome == "stored":
-            self.observer.saw("event.stored", sender=due.sender, answer=posted.answer)
             self.hint("execution")
 
     async def _post(self, conn: Connection, due: Due, head: Head) -> tuple[Posted | None, Fault | None]:

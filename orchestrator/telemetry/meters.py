@@ -59,6 +59,10 @@ class Names:
         return name
 
 
+APART: Final = "apart-"
+"""How reasons of refusals begin whose events are kept apart."""
+
+
 class Tally:
     """Counts by label values, which the SDK reads when it is asked. `names` bound the values, label by label."""
 
@@ -124,6 +128,10 @@ class Meters:
             "event.stored": self._stored,
             "event.duplicate": self._duplicate,
             "request.refused": self._refused,
+            "event.quarantined": self._quarantined,
+            "batch.empty": self._empty,
+            "sender.challenged": self._asked,
+            "sender.consented": self._asked,
         }
 
     def _tally(self, one: Instrument) -> Tally:
@@ -254,9 +262,20 @@ class Meters:
     def _duplicate(self, *, sender: str, **_: object) -> None:
         self._add(instruments.RECEIVED, sender, "duplicate", "")
 
+    def _quarantined(self, *, sender: str, reason: str) -> None:
+        self._add(instruments.RECEIVED, sender, "quarantined", reason)
+
+    def _empty(self, *, sender: str) -> None:
+        self._add(instruments.RECEIVED, sender, "empty", "")
+
+    def _asked(self, *, sender: str) -> None:
+        """Whether we are there, or may be posted to."""
+        self._add(instruments.RECEIVED, sender, "asked", "")
+
     def _refused(self, *, reason: str, **_: object) -> None:
-        """Nobody is named: who is refused has not proved who it is."""
-        self._add(instruments.RECEIVED, "", "rejected", reason)
+        """Nobody is named: who is refused has not proved who it is. What was kept apart before is counted as that."""
+        if not reason.startswith(APART):
+            self._add(instruments.RECEIVED, "", "rejected", reason)
 
 
 def node_of(path: str) -> str:

@@ -11,10 +11,13 @@ from psycopg.conninfo import make_conninfo
 from orchestrator import inbox
 from orchestrator.registry import set_sender
 from orchestrator.store import database
+from orchestrator.telemetry import instruments
+from orchestrator.telemetry.meters import Meters
 from tests.receiver.test_batches import batch
 from tests.receiver.test_providers import CHALLENGE, known, sent
 from tests.receiver.test_quarantine import PAYOUT
-from tests.receiver.world import Connection, Pool, add_sender, event, one, request, running
+from tests.receiver.world import OTHER, Connection, Pool, add_sender, event, one, request, running
+from tests.telemetry.test_meters import found
 
 KEEP: Final = {"connection": "keep-alive"}
 
@@ -116,3 +119,54 @@ async def test_who_waits_too_long_for_a_lock_is_told_when_to_come_again(dsn: str
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert (again.status, "x-inbox" in again.headers) == (202, False)
+
+
+async def test_each_request_is_counted_once_with_what_became_of_it(pool: Pool, conn: Connection) -> None:
+    rules = {"source": "=/acme", "id": "/id", "type": "=payout.made"}
+    challenge = {"at": "/type", "value": "ping", "answer": "/answer"}
+    settings = {
+        "event": rules,
+        "challenge": challenge,
+        "origins": ["acme.example"],
+        "answers": {"contract": 422},
+    }
+    await add_sender(conn)
+    await set_sender(conn, "payments", settings=settings)
+    await inbox.add_contract(conn, "payout.made", PAYOUT)
+    plain = {"content-type": "application/json"}
+    asks = {"webhook-request-origin": "acme.example"}
+    first = event(id="1", data={"amount": 1})
+    requests: dict[tuple[str, str, str], bytes] = {
+        ("payments", "accepted", ""): request(first),
+        ("payments", "duplicate", ""): request(first),
+        ("payments", "quarantined", "conflict"): request(event(id="1", data={"amount": 2})),
+        ("payments", "quarantined", "contract"): request(event(data={"amount": 0})),
+        ("payments", "quarantined", "mapping"): request(b"{}", replace=plain),
+        ("payments", "quarantined", "expired"): request(event(expirytime="2026-01-01T00:00:00Z")),
+        ("payments", "asked", ""): request(b'{"type": "ping", "answer": "pong"}', replace=plain),
+        ("payments", "empty", ""): batch(),
+        ("", "rejected", "no-consent"): request(b"", method="OPTIONS"),
+        ("", "rejected", "method"): request(b"", method="GET"),
+        ("", "rejected", "route"): request(b"", path="/nowhere"),
+        ("", "rejected", "unknown-sender"): request(first, path="/events/default/nobody"),
+        ("", "rejected", "signature-mismatch"): request(first, secret=OTHER),
+        ("", "rejected", "malformed-event"): request(event(id="")),
+        ("", "rejected", "content-type"): request(
+            first, replace={"content-type": "application/cloudevents+avro"}
+        ),
+        ("", "rejected", "header-count"): request(first, more=[("x-more", "1")] * 64),
+        ("", "rejected", "no-http"): b"no HTTP at all\r\n\r\n",
+    }
+    async with running(pool, conn) as world:
+        for became, made in requests.items():
+            meters = Meters("receiver")
+            world.moments.all.clear()
+            await world.send(made)
+            for moment, fields in world.moments.all:
+                meters.saw(moment, **fields)
+            counted = found(meters, instruments.RECEIVED)
+            meters.close()
+            assert counted == {became: 1}
+        world.moments.all.clear()
+        await world.send(request(b"", method="OPTIONS", replace=asks))
+        assert world.moments.count("sender.consented", sender="payments") == 1

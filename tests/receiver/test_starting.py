@@ -77,6 +77,16 @@ async def test_an_execution_joins_the_trace_of_its_event(billing: World, given: 
     assert started["event"]["traceparent"] == (TRACEPARENT.replace("-03", "-01") if joins else None)
 
 
+async def test_an_event_that_says_no_trace_is_in_the_one_of_its_request(billing: World) -> None:
+    other = TRACEPARENT.replace("b7ad", "aaaa")
+    await billing.post(event(id="1", subject="1"), more=[("traceparent", TRACEPARENT)])
+    await billing.post(event(id="2", subject="2", traceparent=other), more=[("traceparent", TRACEPARENT)])
+
+    said = [started["event"]["traceparent"] for _, _, started in await executions(billing.conn)]
+
+    assert sorted(map(str, said)) == sorted(it.replace("-03", "-01") for it in (TRACEPARENT, other))
+
+
 async def test_an_event_without_a_subject_starts_an_execution_without_a_key(billing: World) -> None:
     await billing.post(event(subject=None))
     await billing.post(event(subject=None))

@@ -206,14 +206,19 @@ def test_requests_are_counted_by_what_became_of_them(meters: Meters) -> None:
     meters.saw("event.stored", sender="payments", answer="unmatched")
     meters.saw("event.duplicate", tenant=1, sender="payments")
     meters.saw("event.conflict", tenant=1, sender="payments")
-    meters.saw("request.refused", status=409, reason="conflict", path="/events/default/payments")
+    meters.saw("event.quarantined", sender="payments", reason="conflict")
+    meters.saw("request.refused", status=409, reason="apart-conflict", path="/events/default/payments")
+    meters.saw("sender.challenged", sender="slack")
+    meters.saw("batch.empty", sender="payments")
     meters.saw("request.refused", status=401, reason="signature-mismatch", path="/x", error="no")
 
     assert found(meters, instruments.RECEIVED) == {
         ("payments", "accepted", ""): 1,
         ("payments", "unmatched", ""): 1,
         ("payments", "duplicate", ""): 1,
-        ("", "rejected", "conflict"): 1,
+        ("payments", "quarantined", "conflict"): 1,
+        ("slack", "asked", ""): 1,
+        ("payments", "empty", ""): 1,
         ("", "rejected", "signature-mismatch"): 1,
     }
 
