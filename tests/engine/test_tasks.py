@@ -218,7 +218,7 @@ def running(working: Working, serving: Serving, client: Client) -> Running:
     return run
 
 
-@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.proof)])
 async def test_a_large_task_is_read_from_the_payload_store_and_fails_while_that_does_not_have_it(
     running: Running, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sealed: bool
 ) -> None:

@@ -134,7 +134,7 @@ def giving(status: int, body: bytes) -> Generator[str]:
         def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  # its name there
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Give) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
