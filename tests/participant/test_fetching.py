@@ -7,16 +7,19 @@ import gzip
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import pytest
 from aiohttp import web
 
 from contracts.dataref import DataAway, DataWrong, naming
 from contracts.envelope import ABSENT, Envelope, encode_structured
+from contracts.messages import Command
 from contracts.objects import digest_of
+from contracts.sensitive import Sensitive
 from receiver import fetching
 from receiver.fetching import Fetcher, origin_of
+from receiver.handlers import Delivery, Handler
 from tests.participant.test_participant import CHARGE, Charge, Charged, Service, said, served, service
 
 DATA: Final = b'{"order": "order-1", "amount": 42}'
@@ -285,3 +288,16 @@ async def test_a_command_whose_time_is_over_fetches_nothing() -> None:
 
     assert said(reply)["code"] == "expired"
     assert one.asked == []
+
+
+class Secretly(Command[None], endpoint="payments", type="payment.charge"):
+    card: Annotated[str, Sensitive]
+
+
+def test_what_a_handler_raised_about_data_from_elsewhere_is_hidden_whole_where_any_is_sensitive() -> None:
+    event = command("https://waypost.example/data/t")
+    delivery = Delivery.of(event, {"webhook-id": event.id})
+    error = RuntimeError("no card 4242")
+
+    assert Handler.of(Secretly, print).told(error, delivery) == "[redacted]"
+    assert Handler.of(Charge, print).told(error, delivery) is error

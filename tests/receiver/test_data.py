@@ -46,18 +46,18 @@ class Objects:
         return self.data
 
 
-async def add_fact(conn: Connection, objects: object = None) -> Ticket:
+async def add_fact(conn: Connection, objects: object = None, *, at: int = 2) -> Ticket:
     """A fact that asks for something whose data are an object, and a ticket for it."""
     execution = uuid4()
     one = Reference("ab" * 32, 99).as_json()
     await conn.execute(
         """
         insert into waypost.journal (tenant_id, execution_id, position, fence, path, kind, payload, actor, at)
-        values (1, %s, 2, 1, 'store', 'asked', %s::jsonb, 'flow', now())
+        values (1, %s, %s, 1, 'store', 'asked', %s::jsonb, 'flow', now())
         """,
-        (execution, json.dumps({"objects": {"args.data": one} if objects is None else objects})),
+        (execution, at, json.dumps({"objects": {"args.data": one} if objects is None else objects})),
     )
-    return Ticket(1, execution, 2, uuid4(), digest_of(DATA), len(DATA), LATER)
+    return Ticket(1, execution, at, uuid4(), digest_of(DATA), len(DATA), LATER)
 
 
 def asking(ticket: Ticket | str, *, method: str = "GET", more: Sequence[str] = ()) -> bytes:
@@ -104,7 +104,7 @@ async def test_whatever_is_no_ticket_or_is_one_no_more_gets_the_same_answer_and_
 ) -> None:
     objects = Objects()
     ticket = await add_fact(conn)
-    naming_nothing = await add_fact(conn, objects={"undo.data": Reference("ab" * 32, 99).as_json()})
+    naming_nothing = await add_fact(conn, objects={"undo.data": Reference("ab" * 32, 99).as_json()}, at=3)
     text = TICKETS.issue(ticket)
     others: list[Ticket | str] = [
         replace(ticket, expires=1),
