@@ -75,6 +75,12 @@ class Tell(Command[None], endpoint="stock", type="customer.tell", effect=Effect.
     order: str
 
 
+class Mill(Command[int], type="parcel.mill"):
+    """It waits in a queue, for whoever comes for it."""
+
+    order: str
+
+
 class Collected(Event, type="parcel.collected", key="order"):
     """Somebody outside says so, without having been asked."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -12,6 +13,7 @@ from orchestrator import (
     OutcomeUnknown,
     Retry,
     StepRefused,
+    Tasks,
     TimedOut,
     hours,
     local,
@@ -25,6 +27,7 @@ from tests.crash.contracts import (
     Charge,
     Collected,
     Lost,
+    Mill,
     Reserve,
     Ship,
     Shipped,
@@ -34,6 +37,9 @@ from tests.crash.contracts import (
 from tests.crash.witness import act
 
 NAP: Final = seconds(0.3)
+MILLING_SECONDS: Final = 0.8
+"""Longer than the pause between two signs of life of who has a task."""
+QUEUE: Final = "mill"
 OFTEN: Final = Retry(attempts=20, first=seconds(0.05), factor=1.0)
 """A worker that is killed uses up a try."""
 
@@ -43,6 +49,13 @@ class Order(BaseModel):
     carrier: Carrier = Carrier.TAKES
     busy: bool = False
     jammed: bool = False
+
+
+class Assorted(BaseModel):
+    """An order whose flow has begun again, or has not."""
+
+    id: str
+    again: bool = False
 
 
 class Receipt(BaseModel):
@@ -162,6 +175,52 @@ async def sorting(ctx: Context, order: Order) -> str:
     ctx.emit(Sorted(order=order.id))
     heard = await ctx.event(Sorted, key=order.id)
     return heard.order
+
+
+@workflow(name="milled", version="1")
+async def milled(ctx: Context, order: Order) -> int:
+    """Work of a queue, of which one at a time is under way."""
+    return await ctx.task(Mill(order=order.id), queue=QUEUE, retry=OFTEN, mutex=order.id)
+
+
+@workflow(name="retrieved", version="1")
+async def retrieved(ctx: Context, order: Order) -> str:
+    """It waits for what came when nobody waited, and was kept too long."""
+    return (await ctx.event(Collected, key=order.id)).order
+
+
+@workflow(name="assorted", version="1")
+async def assorted(ctx: Context, order: Assorted) -> str:
+    """Whatever else a flow may ask for. What begins together is one commit, so that it is always the same ones."""
+    if order.again:
+        return order.id
+    ctx.publish(stage="begun" if ctx.patched("stages") else "new", share=round(ctx.random(), 3) < 2)
+    ctx.start(marked, f"{order.id} at {ctx.uuid()}"[: len(order.id)])
+    await ctx.sleep_until(ctx.now() + NAP)
+    async with ctx.saga("races"):
+        await ctx.settle(
+            ctx.any(ctx.sleep(NAP, name="nap"), ctx.event(Lost, key=order.id)),
+            ctx.map(range(2), lambda _: ctx.sleep(NAP, name="rest"), concurrency=2),
+        )
+    ctx.pivot()
+    await ctx.approval("leave", who="ada")
+    return ctx.continue_as_new(Assorted(id=order.id, again=True))
+
+
+@workflow(name="marked", version="1")
+async def marked(_: Context, order: str) -> str:
+    """An execution of its own."""
+    return order
+
+
+tasks = Tasks()
+
+
+@tasks.does(Mill)
+async def mill(_: Mill) -> int:
+    await asyncio.sleep(MILLING_SECONDS)
+    act(attempt().key, "milled")
+    return 7
 
 
 def weigh(_order: str) -> int:

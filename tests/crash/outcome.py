@@ -15,9 +15,9 @@ from tests.crash.witness import Act, acts
 
 Json = Any
 
-OF_TROUBLE: Final = frozenset({"orphaned", "attempted", "ordered"})
-"""Kinds of facts that tell of dead workers, of tries of local steps, of which a dead worker uses one up, and of
-orders that were given again and found nothing to do.
+OF_TROUBLE: Final = frozenset({"orphaned", "attempted", "ordered", "resent"})
+"""Kinds of facts that tell of dead workers, of tries of local steps and tasks, of which a dead worker uses one up, and
+of orders that were given again and found nothing to do.
 """
 
 CANCELLING: Final = "cancel_asked "

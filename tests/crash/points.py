@@ -26,6 +26,7 @@ TELLS_BY_ROWS: Final = frozenset(
         "orchestrator.store.executions.CLAIM",
         "orchestrator.store.handing.HAND",
         "orchestrator.store.spans.TAKE",
+        "orchestrator.store.tasks.CLAIM",
         "orchestrator.store.workers.BURY",
         "orchestrator.store.workers.TAKE_OVER",
         "relay.outbox.CLAIM",

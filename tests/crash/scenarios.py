@@ -33,6 +33,10 @@ class Scenario:
     """An event says so."""
     cancelled: bool = False
     """A person cancels it in its nap."""
+    orphaned: bool = False
+    """What it waits for came before it, and is offered again by a person."""
+    approved: bool = False
+    """A person decides about it."""
     once: str = ""
     """The type of a command that must not leave twice."""
     compare: Callable[[Outcome, Outcome], list[str]] = differences
@@ -60,8 +64,17 @@ FAMILY: Final = Scenario("family", flow="family")
 """It has children: one ends, and one is told to."""
 SORTING: Final = Scenario("sorting", flow="sorting")
 """It hears an event of its own."""
+MILLED: Final = Scenario("milled", flow="milled")
+"""A worker of queues does it, while it has a mutex."""
+RETRIEVED: Final = Scenario("retrieved", flow="retrieved", orphaned=True)
+"""An event that nobody waited for is offered again."""
+ASSORTED: Final = Scenario("assorted", flow="assorted", approved=True, compare=differences_in_any_order)
+"""It asks for all else that a flow may ask for."""
 
-SCENARIOS: Final = (REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED, FAMILY, SORTING)
+SCENARIOS: Final = (
+    REFUSED, BUSY, JAMMED, GONE, NOTICE, TOGETHER, CANCELLED, PICKUP, BOOKED, FAMILY, SORTING, MILLED, RETRIEVED,
+    ASSORTED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

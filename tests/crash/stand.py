@@ -27,9 +27,11 @@ from tests.cluster import Cluster
 from tests.crash import traces
 from tests.crash.contracts import Announced, Collected
 from tests.crash.desk import CLIENT, Desk, desk
+from tests.crash.flows import QUEUE
 from tests.crash.outcome import Outcome, outcome_of, untold
 from tests.crash.outsider import says
 from tests.crash.points import NOTHING
+from tests.crash.process import FLOWS
 from tests.crash.scenarios import Place, Scenario
 from tests.crash.services import COMMANDS, REPLIES
 from tests.invariants import broken
@@ -53,6 +55,7 @@ STARTED: Final = {
     "bank": "listens on",
     "relay": '"relay.started"',
     "worker": '"worker started"',
+    "mill": '"task worker started"',
 }
 
 NAMED: Final = "select execution_id::text from waypost.execution where business_key = %s"
@@ -66,12 +69,23 @@ NAPS: Final = """
 """
 LEDGER: Final = "create table ledger (line int generated always as identity, item text not null)"
 """The application's own table: `tests/crash/flows.py` writes it."""
+ORPHANED: Final = """
+    update waypost.inbox
+       set shelf_until = now()
+     where type = %s
+       and key = %s
+       and not taken
+"""
+"""What nobody waited for while it was kept."""
+ORPHAN: Final = "select inbox_id::text from waypost.inbox where type = %s and key = %s and not taken"
+WAITS: Final = "select count(*) from waypost.wait where execution_id = %s"
+ASKED: Final = "select count(*) from waypost.approval where execution_id = %s"
 OPEN_AGAIN: Final = "update waypost.endpoint set state = 'enabled' where state = 'disabled'"
 
 
 @dataclass(slots=True)
 class Stand:
-    """One process of each role and two services. Each is started again whenever it ends."""
+    """One process of each role, a worker of queues, and two services. Each is started again whenever it ends."""
 
     desk: Desk
     conn: Connection
@@ -145,6 +159,9 @@ class Stand:
     async def _start(self, name: str, scenario: Scenario) -> str:
         """Start it, by an event or by the command; again, under its key, when that did not come through."""
         await self.conn.execute(OPEN_AGAIN)
+        if scenario.orphaned:
+            await self._until(lambda: self._hears(Collected(order=name)), f"the receiver of {name}")
+            await self.conn.execute(ORPHANED, (Collected.type_, name))
         if scenario.announced:
             await self._until(lambda: self._hears(Announced(order=name)), f"the start of {name}")
         else:
@@ -174,12 +191,27 @@ class Stand:
         if scenario.cancelled:
             await self._until(lambda: self._naps(execution), f"the nap of {name}")
             await self._decide(execution, "cancel", execution, while_in={Status.OPEN})
+        if scenario.orphaned:
+            await self._until(lambda: self._has(WAITS, execution), f"the wait of {name}")
+            await self._offer(name)
+        if scenario.approved:
+            await self._until(lambda: self._has(ASKED, execution), f"the approval of {name}")
+            await self._decide(execution, "decide", execution, "leave", "approve", while_in={Status.OPEN})
         if scenario.jammed:
             await self._until(lambda: self._is_in(execution, {Status.HELD}), f"{name} to be held")
             await self._decide(
                 execution, "resolve", execution, "reserve/undo", "done", while_in={Status.HELD}
             )
         await self._until(lambda: self._is_in(execution, TERMINAL), f"the end of {name}")
+
+    async def _offer(self, name: str) -> None:
+        """Offer an event again, as long as nobody has it."""
+
+        async def still() -> bool:
+            return await self.one(ORPHAN, Collected.type_, name) is not None
+
+        orphan = await self.one(ORPHAN, Collected.type_, name)
+        await self._command("inbox", "redrive", orphan, "--by", "ada", still=still)
 
     async def _decide(self, execution: str, *command: str, while_in: AbstractSet[str]) -> None:
         """Give an order, as long as it makes sense."""
@@ -213,6 +245,9 @@ class Stand:
 
     async def _is_in(self, execution: str, states: AbstractSet[str]) -> bool:
         return await self.one(STATUS, execution) in states
+
+    async def _has(self, query: str, execution: str) -> bool:
+        return await self.one(query, execution) > 0
 
     async def _naps(self, execution: str) -> bool:
         return await self.one(NAPS, execution) == 1
@@ -267,6 +302,7 @@ async def stand(dsn: str, folder: Path, collector: Collector | None = None) -> A
         "bank": ["service", "bank", str(ports["bank"])],
         "relay": ["relay"],
         "worker": ["worker"],
+        "mill": ["tasks", FLOWS, "--queue", QUEUE],
     }
     async with (
         desk(dsn, folder, {} if collector is None else collector.environment) as at,

@@ -17,6 +17,7 @@ Cursor = psycopg.AsyncCursor[Any] | psycopg.Cursor[Any]
 
 ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}]+)')
 """Of an array literal."""
+ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def asked(guard: Guard, name: str, parameters: Parameters) -> list[Subject]:
@@ -44,8 +45,9 @@ def facts(_: Guard, said: Parameters) -> list[Subject]:
 
 def mail(guard: Guard, said: Parameters) -> list[Subject]:
     """Events by their type; what has no body is an order, and says which."""
-    none = [None] * len(said["kinds"])
-    columns = said["kinds"], said["bodies"] or none, said["datas"] or none
+    kinds = elements(said["kinds"])
+    datas = elements(said["datas"] or "") or [""] * len(kinds)
+    columns = kinds, said["bodies"] or [None] * len(kinds), datas
     return [
         Subject(f"{kind} {json.loads(data or '{}').get('order')}") if body is None else guard.note(body)
         for kind, body, data in zip(*columns, strict=True)
@@ -80,6 +82,8 @@ BY_PARAMETERS: Final[Mapping[str, Callable[[Guard, Parameters], list[Subject]]]]
     "orchestrator.store.commits.COMMIT_MUTEXES": facts,
     "orchestrator.store.commits.COMMIT_MUTEXES_TRACED": facts,
     "orchestrator.store.commits.COMMIT_EMITTING": facts,
+    "orchestrator.store.commits.COMMIT_PUBLISHING": facts,
+    "orchestrator.store.commits.COMMIT_TASKED": facts,
     "orchestrator.store.commits.COMMIT_TRACED": facts,
     "receiver.inbox.POST": mail,
     "receiver.inbox.POST_TRACED": mail,
@@ -124,6 +128,7 @@ BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
     "relay.outbox.CLAIM": messages,
     "relay.outbox.CLAIM_GUARDED": messages,
     "orchestrator.store.mutexes.GRANT": count,
+    "orchestrator.store.tasks.CLAIM": rows,
     "relay.outbox.EXPIRE_CLAIMS": count,
     "relay.outbox.EXPIRE_DUE": rows,
 }
@@ -132,4 +137,6 @@ BY_ANSWER: Final[Mapping[str, Callable[[Guard, Cursor], list[Subject]]]] = {
 
 def elements(array: str) -> list[str]:
     """The elements of an array literal; null is empty."""
-    return [text or ("" if bare == "null" else bare) for text, bare in ELEMENT.findall(array)]
+    return [
+        ESCAPED.sub(r"\1", text) or ("" if bare == "null" else bare) for text, bare in ELEMENT.findall(array)
+    ]
