@@ -51,6 +51,7 @@ BY_PAGES: Final = (
     "a page of `payloads rekey`; begun again, it goes on with what is left (tests/engine/test_sealed.py)"
 )
 TASKED: Final = "as COMMIT_TASKED, for a collector: tests/engine/test_tasks.py"
+REMOVED: Final = "one transaction, after which there is no such endpoint: tests/relay/test_told.py"
 KEPT_APART: Final = "what no order of ours comes to; tests/receiver/test_quarantine.py says it again"
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
 BY_PEOPLE: Final = (
@@ -63,7 +64,11 @@ NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
     "migrations.runner.RECORD": ELSEWHERE,
     "orchestrator.store.endpoints.DISABLE": ELSEWHERE,
+    "orchestrator.store.endpoints.DISCARD": REMOVED,
     "orchestrator.store.endpoints.ENABLE": ELSEWHERE,
+    "orchestrator.store.endpoints.FORGET": REMOVED,
+    "orchestrator.store.endpoints.REMOVE": REMOVED,
+    "orchestrator.store.endpoints.UNSUBSCRIBE": REMOVED,
     "orchestrator.store.endpoints.SET": ELSEWHERE,
     "orchestrator.store.inbox.BLAME": KEPT_APART,
     "orchestrator.store.inbox.PUT_CONTRACT": ELSEWHERE,
