@@ -122,6 +122,7 @@ NOT_HERE: Final = {
 """Statements that write, and that a deployment does not come to when it serves orders; with where, or why."""
 
 NOT_SENT: Final = {
+    "orchestrator.simulators.provider.Provider._post": "somebody else, whom tests need: tests/simulators",
     "receiver.fetching.Fetcher._got": "asks for data and changes nothing: tests/participant/test_fetching.py",
 }
 """What sends and does not come to it here; with where, or why."""
