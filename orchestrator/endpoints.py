@@ -45,7 +45,7 @@ async def change(
     """Set what `changes` names; None is the default. Relays know within seconds.
 
     Of url, timeout, replies_from, schedule (as JSON), concurrency, rate, burst, disable_after, on_dead, ordered_by,
-    headers, idempotency, tls. Raises NotRegistered with every problem, UnknownEndpoint.
+    headers, idempotency, mode, tls. Raises NotRegistered with every problem, UnknownEndpoint.
     """
     problems = problems_of(changes, allow)
     if changes.get("ordered_by") is not None and (await read(conn, name, tenant=tenant)).kind != "command":

@@ -30,9 +30,10 @@ ENDPOINTS_MAX: Final = 10_000  # kept in memory; more, and all are read again
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to post and how to sign: with every live secret, newest first, so that both sides of a rotation
-    verify. `schedule` is when to try again, if the endpoint says it; `headers` are its own, `idempotency` is how it
-    wants its key (`bare`, `quoted`, `off`), and `tls` has its certificates, if it has some.
+    """Where to post and how to sign: with every live secret, newest first, so that both sides of a rotation verify.
+    `schedule` is when to try again, if the endpoint says it; `headers` are its own, `idempotency` is how it wants its
+    key (`bare`, `quoted`, `off`), `mode` how it wants an event (`structured`, `binary`), and `tls` has its
+    certificates, if it has some.
     """
 
     url: str
@@ -40,6 +41,7 @@ class Endpoint:
     schedule: Schedule | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     idempotency: str = "bare"
+    mode: str = "structured"
     tls: ssl.SSLContext | None = None
 
 
@@ -58,6 +60,7 @@ class Row:
     schedule: Any
     headers: Any
     idempotency: str
+    mode: str
     tls: Any
     sealed: list["Sealed"]
 
@@ -74,8 +77,8 @@ class Sealed:
 
 
 READ: Final[LiteralString] = """
-    select e.tenant_id, e.name, e.url, e.schedule, e.headers, e.idempotency, e.tls, s.key_id, s.nonce, s.ciphertext,
-           s.algorithm, s.reference
+    select e.tenant_id, e.name, e.url, e.schedule, e.headers, e.idempotency, e.mode, e.tls, s.key_id, s.nonce,
+           s.ciphertext, s.algorithm, s.reference
       from unnest(%(tenant)s::int[], %(name)s::text[]) as t(tenant_id, name)
       join waypost.endpoint e
         on e.tenant_id = t.tenant_id
@@ -143,8 +146,8 @@ class Endpoints:
                 "now": now,
             },
         )
-        async for tenant_id, name, url, schedule, headers, idempotency, tls, *secret in cursor:
-            row = rows.setdefault((tenant_id, name), Row(url, schedule, headers, idempotency, tls, []))
+        async for tenant_id, name, url, schedule, headers, idempotency, mode, tls, *secret in cursor:
+            row = rows.setdefault((tenant_id, name), Row(url, schedule, headers, idempotency, mode, tls, []))
             if secret[0] is not None:
                 row.sealed.append(Sealed(*secret))
         if len(self._known) + len(keys) > ENDPOINTS_MAX:
@@ -172,7 +175,7 @@ class Endpoints:
         secrets = [secret for one in row.sealed if (secret := await self._secret(key, one)) is not None]
         if not secrets:
             return Unusable("secret-unreadable")
-        return Endpoint(row.url, tuple(secrets), schedule, row.headers, row.idempotency, tls)
+        return Endpoint(row.url, tuple(secrets), schedule, row.headers, row.idempotency, row.mode, tls)
 
     def _unusable(self, key: EndpointKey, code: str, reason: str) -> Unusable:
         self._observer.saw("endpoint.unusable", tenant=key[0], endpoint=key[1], reason=reason)

@@ -29,6 +29,7 @@ from contracts.envelope import STRUCTURED, media_type
 from contracts.limits import EVENT_BYTES_MAX
 from contracts.signature import sign
 from relay.addresses import AddressBlocked, guarded
+from relay.binary import Binary, in_binary
 from relay.delivery import REPLY_CUT, Answer
 from relay.endpoints import Endpoint
 from relay.kept import kept
@@ -137,7 +138,9 @@ class Wire:
         one, as part of the same try; and so is what was misdirected (421). Unless it may be sent only once.
         """
         began = time.monotonic()
-        headers = headers_of(message, endpoint, now=now)
+        form = form_of(message, endpoint)
+        headers = headers_of(message, endpoint, form, now=now)
+        message = replace(message, body=form.body)
         answer, stale = await self._post(message, endpoint, headers, began, now)
         if stale and not message.at_most_once:
             answer, _ = await self._post(message, endpoint, headers, began, now, kind="fresh ")
@@ -225,16 +228,23 @@ def since(began: float) -> timedelta:
     return timedelta(seconds=time.monotonic() - began)
 
 
-def headers_of(message: Message, endpoint: Endpoint, *, now: datetime) -> dict[str, str]:
+def form_of(message: Message, endpoint: Endpoint) -> Binary:
+    """The message as it is sent: as it is stored, or in the binary mode, where it goes in that."""
+    binary = in_binary(message.body) if endpoint.mode == "binary" else None
+    return binary or Binary(message.body, message.content_type, {})
+
+
+def headers_of(message: Message, endpoint: Endpoint, form: Binary, *, now: datetime) -> dict[str, str]:
     """Signed afresh for each attempt: a receiver refuses a timestamp of five minutes ago."""
     timestamp = int(now.timestamp())
     message_id = str(message.message_id)
     return {
-        "Content-Type": message.content_type,
+        "Content-Type": form.content_type,
+        **form.headers,
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
         "webhook-signature": sign(
-            endpoint.secrets, message_id=message_id, timestamp=timestamp, body=message.body
+            endpoint.secrets, message_id=message_id, timestamp=timestamp, body=form.body
         ),
         "waypost-attempt": str(message.attempt),
         **repeated(message, endpoint.idempotency),

@@ -283,6 +283,11 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
                 "--idempotency", choices=("bare", "quoted", "off"), help="how Idempotency-Key is written"
             )
             one.add_argument(
+                "--mode",
+                choices=("structured", "binary"),
+                help="attributes in one document with the data, or in headers",
+            )
+            one.add_argument(
                 "--ordered",
                 choices=("execution", "key", "none"),
                 help="commands of one execution, or of one key, arrive in the order in which they were asked for",

@@ -171,7 +171,7 @@ def words_in(args: Namespace) -> dict[str, Any]:
     for name, pairs in (("headers", args.header), ("tls", args.tls)):
         if pairs:
             said[name] = {} if ("", "") in pairs else dict(pairs)
-    for name in ("idempotency", "on_dead"):
+    for name in ("idempotency", "mode", "on_dead"):
         if getattr(args, name) is not None:
             said[name] = getattr(args, name)
     if args.ordered is not None:
@@ -235,6 +235,7 @@ def told(found: EndpointState) -> str:
         "rate": found.rate and f"{found.rate:g} a second, {found.burst or 'a second of them'} at once",
         "disabled after": f"{found.disable_after} of failures alone" if found.disable_after else "never",
         "headers": ", ".join(found.headers) or None,
+        "mode": found.mode if found.mode != "structured" else None,
         "idempotency": found.idempotency if found.idempotency != "bare" else None,
         "tls": ", ".join(f"{name} {path}" for name, path in sorted(found.tls.items())) or None,
         "commands": ORDERS[found.ordered_by] if found.kind == "command" else None,

@@ -35,6 +35,7 @@ class EndpointState:
     ordered_by: str | None
     headers: list[str]
     idempotency: str
+    mode: str
     tls: dict[str, str]
     paused_until: datetime | None
     failing_since: datetime | None
@@ -50,7 +51,7 @@ class EndpointState:
 READ: Final[LiteralString] = """
     select e.name, e.url, e.kind, e.state, e.fault, e.timeout, coalesce(e.replies_from, e.name) as replies_from,
            e.schedule, e.concurrency, e.rate, e.burst, e.disable_after, e.on_dead, e.ordered_by,
-           array(select jsonb_object_keys(e.headers) order by 1) as headers, e.idempotency, e.tls,
+           array(select jsonb_object_keys(e.headers) order by 1) as headers, e.idempotency, e.mode, e.tls,
            case when e.paused_until > now() then e.paused_until end as paused_until, e.failing_since, e.open_until,
            case when e.window_at > now() - interval '1 minute' then e.window_tries else 0 end as tries,
            case when e.window_at > now() - interval '1 minute' then e.window_failures else 0 end as failures,
@@ -86,9 +87,9 @@ async def read(conn: Connection, name: str, *, tenant: int) -> EndpointState | N
 SET: Final[LiteralString] = """
     update waypost.endpoint e
        set (url, timeout, replies_from, schedule, concurrency, rate, burst, disable_after, on_dead, ordered_by,
-            headers, idempotency, tls) =
+            headers, idempotency, mode, tls) =
            (select n.url, n.timeout, n.replies_from, n.schedule, n.concurrency, n.rate, n.burst, n.disable_after,
-                   n.on_dead, n.ordered_by, n.headers, n.idempotency, n.tls
+                   n.on_dead, n.ordered_by, n.headers, n.idempotency, n.mode, n.tls
               from jsonb_populate_record(e, %(changes)s::jsonb) n)
      where e.tenant_id = %(tenant)s::int
        and e.name = %(name)s::text

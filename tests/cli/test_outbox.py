@@ -269,7 +269,7 @@ def test_headers_certificates_and_the_form_of_the_key_are_set_and_taken_back(run
 
     run(
         *("endpoint", "set", "billing", "--header", "Authorization=Bearer abc", "--tls", "ca=/etc/ca.pem"),
-        *("--idempotency", "quoted", "--ordered", "key"),
+        *("--idempotency", "quoted", "--ordered", "key", "--mode", "binary"),
     )
     shown = run("endpoint", "show", "billing").out
     refused = run("endpoint", "set", "billing", "--header", "Host=evil.test", "--tls", "ca=x")
@@ -281,7 +281,12 @@ def test_headers_certificates_and_the_form_of_the_key_are_set_and_taken_back(run
     assert "ca /etc/ca.pem" in shown
     assert "in order for each key" in shown
     assert refused.code == 2
-    assert (after["headers"], after["tls"], after["idempotency"]) == ([], {}, "quoted")
+    assert (after["headers"], after["tls"], after["idempotency"], after["mode"]) == (
+        [],
+        {},
+        "quoted",
+        "binary",
+    )
 
 
 HOW_IT_DOES: Final[tuple[tuple[LiteralString, str, str], ...]] = (
