@@ -23,7 +23,7 @@ from receiver.senders import CONNECTION_SECONDS, Sender
 from receiver.sequence import Position, position_of
 from receiver.streams import Became, NameTaken, Streams, arrive, conflict_with, stand_all
 
-APART_MAX: Final = 4
+APART_MAX: Final = 2
 """Transactions at once of one receiver that keep something apart."""
 ELEMENT: Final = {"content-type": STRUCTURED}
 """What is kept of the headers of an element of a batch: it is an event."""

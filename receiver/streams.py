@@ -31,6 +31,8 @@ from receiver.sequence import Position
 
 PAUSE_SECONDS: Final = 1.0
 """After an error, before streams are looked at again."""
+PUT_OFF_SECONDS: Final = 60.0
+"""Before a stream is looked at again whose first event could not be read."""
 
 
 class Stream(NamedTuple):
@@ -242,6 +244,15 @@ LEAVE_OUT: Final[LiteralString] = """
      where quarantine_id = %(id)s::bigint
 """
 
+PUT_OFF: Final[LiteralString] = """
+    update waypost.quarantine
+       set due_at = now() + %(seconds)s::float8 * interval '1 s'
+     where tenant_id = %(tenant)s::int
+       and sender = %(sender)s::text
+       and stream = %(stream)s::text
+       and due_at <= now()
+"""
+
 STEP_OUT: Final[LiteralString] = """
     update waypost.quarantine
        set due_at = null
@@ -259,6 +270,10 @@ class Due:
     stream: str
     seconds: float
 
+    @property
+    def of(self) -> Stream:
+        return Stream(self.tenant_id, self.sender, self.stream)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -271,6 +286,10 @@ class Head:
     headers: dict[str, str]
     body: bytes
     digest: bytes
+
+
+class Unreadable(Exception):
+    """Nothing can be let in of a sender whose settings or secrets cannot be read here; another receiver may."""
 
 
 Fault = tuple[Reason, str]
@@ -333,19 +352,24 @@ class Streams:
                 await self._let_in(conn, due)
 
     async def _let_in(self, conn: Connection, due: Due) -> None:
+        """Let in the first in line of a stream. One that cannot be read now is put off, so that the others go on."""
         try:
             await self._take_turn(conn, due, None)
         except Exception as error:
-            if not inbox.is_bad_data(error):
+            if inbox.is_transient(error):
                 raise
-            await self._take_turn(conn, due, UNSTORABLE)
+            if inbox.is_bad_data(error):
+                await self._take_turn(conn, due, UNSTORABLE)
+                return
+            self.observer.saw("streams.failed", sender=due.sender, error=error)
+            named = {**due.of._asdict(), "seconds": PUT_OFF_SECONDS}
+            await conn.execute(PUT_OFF, named)
 
     async def _take_turn(self, conn: Connection, due: Due, fault: Fault | None) -> None:
         """Let in the first in line of a stream, in a transaction. With a `fault` it stays apart for that."""
         async with conn.transaction():
-            of = Stream(due.tenant_id, due.sender, due.stream)
-            await lock(conn, of)
-            row = await (await conn.execute(HEAD, of._asdict())).fetchone()
+            await lock(conn, due.of)
+            row = await (await conn.execute(HEAD, due.of._asdict())).fetchone()
             if row is None:
                 return  # another receiver was here
             head, posted = Head(*row), None
@@ -356,7 +380,7 @@ class Streams:
                 await conn.execute(LEAVE_OUT, said)
             else:
                 await conn.execute(STEP_OUT if posted is None else LET_IN, {"id": head.quarantine_id})
-            await passed(conn, of, head.sequence)
+            await passed(conn, due.of, head.sequence)
         became = posted.outcome if posted is not None else head.reason if fault is None else fault[0]
         self.observer.saw("event.turn", sender=due.sender, sequence=head.sequence, became=became)
         if posted is not None and posted.outcome == "stored":
@@ -365,8 +389,9 @@ class Streams:
     async def _post(self, conn: Connection, due: Due, head: Head) -> tuple[Posted | None, Fault | None]:
         """What became of an event whose turn it is, read by the settings and contracts of now."""
         sender = await senders.read(conn, (due.tenant, due.sender), vault=self.vault, observer=self.observer)
+        if sender is None or sender.unreadable:
+            raise Unreadable(due.sender)
         try:
-            assert sender is not None, "a sender with rows in the quarantine stays"
             item, fault = self._read(sender, head)
         except Unmapped as error:
             return None, ("mapping", told(error.problems))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import permutations
@@ -38,7 +39,7 @@ GIVEN: Final = """
     select i.source, i.event_id
       from waypost.mail m
       join waypost.inbox i using (inbox_id)
-     order by i.source, i.key, m.mail_number
+     order by i.source collate "C", i.key collate "C", m.mail_number
 """
 
 
@@ -243,6 +244,53 @@ async def test_what_a_receiver_that_died_had_in_line_another_lets_in(
         await until_given(conn, "e1", "e2", "e3")
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_is_cut_each_stream_is_whole_and_in_order(
+    pool: Pool, conn: Connection, seed: int
+) -> None:
+    """Two receivers whose connections are cut again and again, and senders that come again until they hear 202."""
+    chance, streams, length = random.Random(seed), 8, 12  # an order, and no secret
+    await add_sender(conn)
+    await ordered(conn)
+    for at in range(streams):
+        await waits(conn, f"key-{at}", length)
+    sent = [
+        numbered(number, source=f"/s{at}", key=f"key-{at}")
+        for number in range(1, length + 1)
+        for at in range(streams)
+        for _ in range(chance.randint(1, 3))
+    ]
+    chance.shuffle(sent)
+    cuts = 0
+    async with AsyncExitStack() as stack:
+        both = [await stack.enter_async_context(running(pool, conn)) for _ in range(2)]
+
+        async def insist(each: dict[str, Any]) -> None:
+            while (await chance.choice(both).post(each)).status != 202:
+                pass
+
+        for begin in range(0, len(sent), 16):
+            under_way = [asyncio.create_task(insist(each)) for each in sent[begin : begin + 16]]
+            for _ in range(3):
+                await asyncio.sleep(0)
+                cuts += await one(conn, CUT)
+            await asyncio.gather(*under_way)
+        for it in both:
+            it.receiver.streams.look()
+
+        await until_given(conn, *[f"e{number}" for number in range(1, length + 1)] * streams)
+    assert cuts > 0
+
+
+CUT: Final = """
+    select count(*) filter (where pg_terminate_backend(pid))
+      from pg_stat_activity
+     where datname = current_database()
+       and pid <> pg_backend_pid()
+"""
+
+
 async def test_what_is_kept_apart_for_its_contract_keeps_nobody_waiting(world: World) -> None:
     await waits(world.conn, "7", 4)
     await expect(world, PAYOUT)
@@ -273,6 +321,37 @@ async def test_what_may_not_be_said_any_more_when_its_turn_comes_is_kept_and_the
     await until_given(world.conn, "e1", "e3")
     [item] = await store.read(world.conn, tenant=1, reason=None, limit=5)
     assert (item.reason, item.event_id) == ("contract", "e2")
+
+
+async def test_a_stream_that_cannot_be_read_now_waits_and_keeps_no_other_waiting(world: World) -> None:
+    """An older receiver does not understand settings that are new."""
+    await waits(world.conn, "7")
+    await add_sender(world.conn, "others")
+    await set_sender(world.conn, "others", settings={"ordered": {"gap": 3600}})
+    await world.post(numbered(2), path="/events/default/others")
+    await world.conn.execute("""update waypost.sender set settings = '{"new": 1}' where name = 'others'""")
+    await world.post(numbered(2, source="/mine"))
+
+    await time_passes(world)
+
+    await until_given(world.conn, "e2")
+    await world.moments.until("streams.failed", sender="others")
+    assert await one(world.conn, "select reason from waypost.quarantine where due_at > now()") == "ahead"
+
+
+async def test_what_the_database_refuses_when_its_turn_comes_stays_apart_and_the_others_go_on(
+    world: World,
+) -> None:
+    await waits(world.conn, "7")
+    await world.post(numbered(3))
+    await world.post(numbered(2, type="refused"))
+    await world.conn.execute("alter table waypost.inbox add constraint no_such check (type <> 'refused')")
+
+    await world.post(numbered(1))
+
+    await until_given(world.conn, "e1", "e3")
+    [item] = await store.read(world.conn, tenant=1, reason="invalid", limit=5)
+    assert (item.event_id, item.detail) == ("e2", "the database refuses its data")
 
 
 async def test_what_has_the_name_of_something_else_is_found_when_its_turn_comes(world: World) -> None:
