@@ -81,7 +81,7 @@ async def serve(script: dict[str, list[str]], secrets: list[Verifier], address: 
 
 def line(seen: Seen) -> str:
     """A request as one line of visible ASCII."""
-    return json.dumps(seen.as_json()).replace("\x7f", "\\u007f")
+    return json.dumps(seen.as_json())
 
 
 def verifier(name: str) -> Verifier:

@@ -314,6 +314,15 @@ async def test_what_an_endpoint_does_wrong_is_an_answer_and_no_redirect_is_follo
     }
 
 
+async def test_what_is_sent_later_is_other_events() -> None:
+    async with zoo() as here, provider("hmac", to=here.at("ok"), secret="hush", seed=7) as subject:
+        reports = [await subject.sends(2), await subject.sends(2)]
+
+    sent = [it for report in reports for it in report.deliveries]
+    assert [json.loads(it.body)["number"] for it in sent] == [1, 2, 3, 4]
+    assert len({it.id for it in sent}) == 4
+
+
 async def test_who_is_asked_to_stop_says_what_was_not_sent() -> None:
     stop = asyncio.Event()
     stop.set()

@@ -290,15 +290,18 @@ async def test_a_connection_has_an_end_however_it_is_used(monkeypatch: pytest.Mo
         assert await raw(here, b"POST /hang HTTP/1.1\r\n\r\n") == b""
 
 
-async def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEPT_MAX", 3)
-    monkeypatch.setattr(server, "KEPT_BYTES_MAX", 10)
+@pytest.mark.parametrize(("limit", "value"), [("KEPT_MAX", 3), ("KEPT_BYTES_MAX", 10)])
+async def test_what_is_remembered_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(server, limit, value)
     four = b"POST /ok HTTP/1.1\r\nContent-Length: 4\r\nwebhook-id: %d\r\n\r\nabcd"
     empty = b"POST /ok HTTP/1.1\r\nConnection: close\r\nwebhook-id: last\r\n\r\n"
     async with zoo() as here:
         await raw(here, b"".join(four % number for number in range(5)) + empty)
 
         assert [seen.id for seen in here.seen] == ["3", "4", "last"]
+        assert [it.request for it in here.seen] == here.server.requests
 
 
 async def test_a_line_about_a_request_has_nothing_that_a_terminal_obeys_and_nothing_of_a_body() -> None:
