@@ -110,6 +110,7 @@ def test_its_data_are_written_as_they_are_stored(text: bytes, data: bytes) -> No
     "body",
     [
         written(),
+        written(dataref="https://w.test/data/t", datahash="sha-256:00", datasize=9),
         written(data="", datacontenttype="text/plain"),
         written(data=1, subject="x" * FIELD_MAX),
         written(data=1, subject="é" * (FIELD_MAX // 6)),
