@@ -11,6 +11,9 @@ from typing import Final
 
 import pytest
 
+from contracts.dataref import Tickets
+from contracts.limits import PAYLOAD_BYTES_MAX
+from contracts.vault import Vault
 from orchestrator.client import Client
 from orchestrator.flows import Flows, load
 from orchestrator.objects.large import Large
@@ -19,6 +22,7 @@ from orchestrator.store.hints import Hints, running
 from orchestrator.worker import Worker
 from tests.cli.conftest import RunIn, environment_of, run_in
 from tests.cli.processes import ROOT
+from tests.commands import command
 from tests.engine.conftest import LIMITS
 from tests.habits.documents import blocks, files_in
 
@@ -93,3 +97,17 @@ def test_every_command_reads_executions_as_people_may_see_them() -> None:
         if for_programs.search(line)
     ]
     assert found == []
+
+
+def test_a_large_command_names_its_data_as_the_page_shows() -> None:
+    shown = json.loads("{" + next(iter(blocks(PAGE, "text"))) + "}")
+    tickets = Tickets(Vault(bytes(32)))
+
+    made = json.loads(command("a", {"a": "x" * PAYLOAD_BYTES_MAX}, path="a", tickets=tickets))
+
+    assert "data" not in made
+    assert list(shown) == [name for name in made if name in shown]
+    assert made["datacontenttype"] == shown["datacontenttype"]
+    assert made["datahash"].partition(":")[0] == shown["datahash"].partition(":")[0]
+    assert made["dataref"].split("/")[:4] == shown["dataref"].split("/")[:4]
+    assert made["dataref"].rpartition("/")[2][:4] == shown["dataref"].rpartition("/")[2][:4]
