@@ -18,6 +18,9 @@ from relay.patience import Patience
 from relay.replies import Reply
 from relay.settings import RelaySettings
 
+# To a later try it says, by the draft of Idempotency-Key, that the key stands for other bytes than before. Ours are the
+# same, so somebody between us changes them, or the service remembers another.
+UNPROCESSABLE: Final = 422
 QUIET: Final = frozenset({"due", "delivered"})  # states of a message that nobody is told of
 
 
@@ -183,6 +186,13 @@ class Settlement:
             message, answer = result.message, result.answer
             if isinstance(result.verdict, Retry) and result.verdict.clamped:
                 self._observer.saw("retry.clamped", tenant=message.tenant_id, endpoint=message.endpoint)
+            if answer.status == UNPROCESSABLE and message.attempt - message.spared > 1:
+                self._observer.saw(
+                    "retry.unprocessable",
+                    tenant=message.tenant_id,
+                    message=message.message_id,
+                    endpoint=message.endpoint,
+                )
             self._observer.saw(
                 "message.tried",
                 tenant=message.tenant_id,

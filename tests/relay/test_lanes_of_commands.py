@@ -95,6 +95,21 @@ async def test_commands_are_in_lanes_only_where_their_endpoint_wants_it(conn: Co
 
 
 @pytest.mark.postgres
+async def test_where_no_endpoint_wants_an_order_a_commit_reads_no_endpoint(conn: Connection) -> None:
+    await given.endpoint(conn, "http://127.0.0.1:9/")
+    holder = await held(conn)
+
+    async with conn.transaction():
+        await asks(conn, holder, "pay", "ship")
+        read = await world.rows(
+            conn,
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'endpoint'",
+        )
+
+    assert read == [(0,)]
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize("order", ["execution", "key"])
 async def test_only_the_head_of_a_lane_of_commands_is_due(conn: Connection, order: Order) -> None:
     await wants(conn, order)

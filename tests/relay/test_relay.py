@@ -195,13 +195,15 @@ async def test_a_refusal_after_a_try_that_may_have_acted_is_an_unknown_outcome(
         await given.endpoint(conn, server.url)
         execution = await given.execution(conn)
         message = await given.message(conn, execution)
-        subject = relay(pool)
+        watcher = Watcher()
+        subject = relay(pool, watcher=watcher)
 
         await subject.run_once(now=NOON)
         await subject.run_once(now=NOON + timedelta(seconds=1))
 
         assert [told["outcome"] for told in await given.mail(conn, execution)] == ["unknown"]
         assert (await given.row(conn, message))["state"] == "refused"
+        assert [told["message"] for told in watcher.named("retry.unprocessable")] == [message]
 
 
 async def test_404_for_a_short_while_and_then_still_a_definite_refusal(conn: Connection, pool: Pool) -> None:
