@@ -181,11 +181,16 @@ async def _as_new(
     """Who asks twice finds the old ones discarded, and makes none again."""
     found = [row for one in messages if not (row := (await see(conn, one, tenant=tenant)).message).command]
     gone = set(await store.discard(conn, [UUID(row.message_id) for row in found], tenant=tenant))
+    return await _copied(conn, [row for row in found if row.message_id in gone], spread, before, tenant)
+
+
+async def _copied(
+    conn: Connection, rows: Sequence[MessageRow], spread: timedelta, before: int, tenant: int
+) -> list[str]:
+    """Write these events as other ones that name them as their cause."""
     made: list[str] = []
     # Sorted as lanes are locked, each lane in its order.
-    for row in sorted(found, key=lambda row: (row.endpoint, row.lane or "")):
-        if row.message_id not in gone:
-            continue
+    for row in sorted(rows, key=lambda row: (row.endpoint, row.lane or "")):
         new = uuid4()
         event = attributes_of(row) | {"id": str(new), "causationid": row.message_id}
         body = body_at_rest(tenant, new, strict_json.encode(event, what="event").encode())
@@ -199,6 +204,25 @@ async def _as_new(
         )
         made.append(str(new))
     return made
+
+
+async def send_again(
+    conn: Connection, messages: Sequence[UUID], *, as_new: bool = False, tenant: int = TENANT
+) -> list[str]:
+    """Send events once more that have arrived; which ones. The same messages, or as others with `as_new`. Those that
+    have not arrived are left alone, and so are commands. Raises UnknownMessage.
+    """
+    found = [(await see(conn, one, tenant=tenant)).message for one in messages]
+    arrived = [row for row in found if row.state == "delivered" and not row.command]
+    ids = [UUID(row.message_id) for row in arrived]
+    async with conn.transaction():
+        done = (
+            await _copied(conn, arrived, timedelta(0), 0, tenant)
+            if as_new
+            else await store.put_back(conn, ids, spread=timedelta(0), tenant=tenant, state="delivered")
+        )
+    await store.advance(conn)
+    return done
 
 
 async def all_of(conn: Connection, which: Filter, *, limit: int, tenant: int = TENANT) -> list[MessageRow]:

@@ -39,6 +39,11 @@ def delivery(args: Namespace, settings: Settings) -> int:
     if args.verb == "curl":
         say(bootstrap.run(over(settings, lambda conn: curl(conn, args.id))))
         return Exit.OK
+    if args.verb == "replay":
+        done = bootstrap.run(
+            over(settings, lambda conn: messages.send_again(conn, args.ids, as_new=args.as_new))
+        )
+        return told(args, done, "sent again", of="message")
     seen = bootstrap.run(over(settings, lambda conn: see(conn, args.id)))
     if args.verb == "show":
         found = one_of(seen, args.number)
@@ -127,11 +132,11 @@ async def chosen(conn: Connection, args: Namespace, which: Filter) -> list[Messa
     return [row for row in rows if row.state == "dead" and not row.command]
 
 
-def told(args: Namespace, done: Sequence[str], words: str) -> int:
+def told(args: Namespace, done: Sequence[str], words: str, *, of: str = "dead letter") -> int:
     if args.output == "json":
         say(as_json({"messages": list(done)}))
         return Exit.OK
-    note(f"{len(done)} {'dead letter' if len(done) == 1 else 'dead letters'} {words}.")
+    note(f"{len(done)} {of if len(done) == 1 else f'{of}s'} {words}.")
     for message in done:
         say(message)
     return Exit.OK

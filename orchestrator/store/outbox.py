@@ -164,17 +164,23 @@ async def behind(conn: Connection, endpoint: str, lane: str, *, tenant: int) -> 
 
 PUT_BACK: Final[LiteralString] = """
     select put_back::text
-      from waypost.put_back(%(tenant)s::int, %(messages)s::uuid[], %(spread)s::interval)
+      from waypost.put_back(%(tenant)s::int, %(messages)s::uuid[], %(spread)s::interval, p_state => %(state)s::text)
 """
 
 
 async def put_back(
-    conn: Connection, messages: Sequence[UUID], *, spread: timedelta, tenant: int
+    conn: Connection, messages: Sequence[UUID], *, spread: timedelta, tenant: int, state: str = "dead"
 ) -> list[str]:
-    """Put dead letters of events back, `spread` apart; those that still were dead letters, in their order."""
-    cursor = await conn.execute(
-        PUT_BACK, {"tenant": tenant, "messages": [str(one) for one in messages], "spread": spread}
-    )
+    """Put events that are in `state` back (dead letters, or `delivered`), `spread` apart; those that still were, in
+    their order.
+    """
+    parameters = {
+        "tenant": tenant,
+        "messages": [str(one) for one in messages],
+        "spread": spread,
+        "state": state,
+    }
+    cursor = await conn.execute(PUT_BACK, parameters)
     return [message for (message,) in await cursor.fetchall()]
 
 

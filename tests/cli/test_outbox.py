@@ -176,6 +176,24 @@ def test_a_command_is_not_put_back_since_its_flow_was_told(run: Run, dsn: str) -
     assert state(dsn, message)[0] == "dead"
 
 
+def test_what_has_arrived_is_sent_again_as_itself_or_as_another(run: Run, dsn: str) -> None:
+    message, other = dead(dsn), dead(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "update waypost.outbox set state = 'delivered', reached = true where message_id = %s", (message,)
+        )
+
+    once = run("delivery", "replay", message, other, "--as-new", "-o", "json").json["messages"]
+    same = run("delivery", "replay", message, other, "-o", "json").json["messages"]
+    twice = run("delivery", "replay", message, "-o", "json").json["messages"]
+
+    body = json.loads(run("outbox", "show", once[0], "-o", "json").json["body"])
+    assert (len(once), body["id"], body["causationid"]) == (1, once[0], message)
+    assert (same, twice) == ([message], [])
+    assert (state(dsn, message)[:2], state(dsn, other)[0]) == (("due", 3), "dead")
+    assert run("delivery", "replay", NOBODY).code == 4
+
+
 def test_what_is_discarded_is_a_dead_letter_no_more(run: Run, dsn: str) -> None:
     message = dead(dsn)
 

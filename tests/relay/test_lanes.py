@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from orchestrator.outbox import discard, put_back
+from orchestrator.outbox import discard, put_back, send_again
 from relay import outbox
 from relay.delivery import Answer, Delivered
 from relay.outbox import Message, Result
@@ -288,6 +288,21 @@ async def test_dead_letters_of_a_lane_are_put_back_in_their_order(conn: Connecti
 
     assert await states(conn, *messages) == ["due", "waiting", "waiting", "waiting"]
     assert await delivered(conn, pool) == [0, 1, 2, 3]
+
+
+async def test_what_is_sent_again_goes_before_what_waits_and_behind_what_is_under_way(
+    conn: Connection, pool: Pool
+) -> None:
+    messages = [await event(conn, number=n) for n in range(4)]
+    for message in messages[:2]:
+        await conn.execute("update waypost.outbox set state = 'delivered' where message_id = %s", (message,))
+        await outbox.advance(conn, commands=False, limit=10, now=NOON)
+    assert await states(conn, *messages) == ["delivered", "delivered", "due", "waiting"]
+
+    assert await send_again(conn, messages) == [str(message) for message in messages[:2]]
+
+    assert await states(conn, *messages) == ["waiting", "waiting", "due", "waiting"]
+    assert await delivered(conn, pool) == [2, 0, 1, 3]
 
 
 async def test_what_is_discarded_lets_its_lane_go_on(conn: Connection, pool: Pool) -> None:
