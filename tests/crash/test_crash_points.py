@@ -58,7 +58,7 @@ BY_PEOPLE: Final = (
     "what people do about dead letters; said again, it does nothing more: tests/cli/test_outbox.py"
 )
 IN_SEQUENCE: Final = (
-    "for senders whose events come in the order of their numbers: tests/receiver/test_sequence.py"
+    "for senders whose events come in the order of their numbers: tests/receiver/test_order.py"
 )
 NOT_HERE: Final = {
     "migrations.runner.BOOTSTRAP": ELSEWHERE,
@@ -116,6 +116,7 @@ NOT_HERE: Final = {
     "receiver.streams.LEAVE_OUT": IN_SEQUENCE,
     "receiver.streams.LET_IN": IN_SEQUENCE,
     "receiver.streams.LOCK": IN_SEQUENCE,
+    "receiver.streams.PUT_OFF": IN_SEQUENCE,
     "receiver.streams.STEP_OUT": IN_SEQUENCE,
     "receiver.memory.FORGET": "one statement by itself, when a service likes; the product never says it",
 }
