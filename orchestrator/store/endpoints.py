@@ -168,7 +168,13 @@ async def disable(conn: Connection, name: str, *, tenant: int) -> bool:
     return cursor.rowcount == 1
 
 
-# In the order of locks: messages, then everything else. What is being sent is left to its try.
+# In the order of locks: its row, then messages. What is being sent is left to its try.
+LOCK: Final[LiteralString] = """
+    select from waypost.endpoint
+     where tenant_id = %(tenant)s::int
+       and name = %(name)s::text
+       for update
+"""
 DISCARD: Final[LiteralString] = """
     with mine as materialized (
         select o.tenant_id, o.message_id
@@ -211,6 +217,7 @@ async def remove(conn: Connection, name: str, *, tenant: int) -> int | None:
     """
     which = {"tenant": tenant, "name": name}
     async with conn.transaction():
+        await conn.execute(LOCK, which)
         await conn.execute(UNSUBSCRIBE, which)
         discarded = (await conn.execute(DISCARD, which)).rowcount
         await conn.execute(FORGET, which)
