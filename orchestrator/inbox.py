@@ -102,7 +102,10 @@ async def explain(
 
 def why_apart(item: Apart) -> list[str]:
     if item.released_at is not None:
-        return [f"It was let in by {shown(item.released_by)} at {item.released_at:%Y-%m-%d %H:%M} UTC."]
+        how = (
+            "when its turn came" if item.released_by == streams.ITS_TURN else f"by {shown(item.released_by)}"
+        )
+        return [f"It was let in {how}, at {item.released_at:%Y-%m-%d %H:%M} UTC."]
     reasons = {
         "contract": "It breaks the contract of its type:",
         "mapping": "It is not as the settings of its sender say:",

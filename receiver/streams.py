@@ -232,9 +232,12 @@ HEAD: Final[LiteralString] = """
        for no key update of q
 """
 
+ITS_TURN: Final = "its turn"
+"""Who let it in, where nobody did."""
+
 LET_IN: Final[LiteralString] = """
     update waypost.quarantine
-       set due_at = null, released_at = now(), released_by = 'its turn'
+       set due_at = null, released_at = now(), released_by = %(by)s::text
      where quarantine_id = %(id)s::bigint
 """
 
@@ -379,7 +382,9 @@ class Streams:
                 said = {"id": head.quarantine_id, "reason": fault[0], "detail": fault[1]}
                 await conn.execute(LEAVE_OUT, said)
             else:
-                await conn.execute(STEP_OUT if posted is None else LET_IN, {"id": head.quarantine_id})
+                await conn.execute(
+                    STEP_OUT if posted is None else LET_IN, {"id": head.quarantine_id, "by": ITS_TURN}
+                )
             await passed(conn, due.of, head.sequence)
         became = posted.outcome if posted is not None else head.reason if fault is None else fault[0]
         self.observer.saw("event.turn", sender=due.sender, sequence=head.sequence, became=became)

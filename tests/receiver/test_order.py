@@ -16,6 +16,7 @@ from orchestrator import inbox
 from orchestrator.registry import set_sender
 from orchestrator.store import inbox as store
 from orchestrator.store.situation import ahead
+from receiver import streams
 from receiver.streams import Stream, lock
 from tests.receiver.test_batches import batch
 from tests.receiver.test_quarantine import PAYOUT, expect
@@ -155,6 +156,21 @@ async def test_what_is_missing_is_given_up_after_the_gap_and_let_in_when_it_come
     await until_given(world.conn, "e1", "e3", "e5")
     assert said(await world.post(numbered(2))) == (202, "event", False)
     await until_given(world.conn, "e1", "e3", "e5", "e2")
+
+
+async def test_a_receiver_that_nobody_asks_knows_when_patience_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STREAM_POLL_SECONDS", 3600.0)
+    await waits(world.conn, "7")
+    await world.post(numbered(2))
+    await world.conn.execute("update waypost.quarantine set due_at = now() + interval '50 ms'")
+    world.receiver.streams.look()
+
+    await until_given(world.conn, "e2")
+
+    why = await inbox.explain(world.conn, await inbox.find(world.conn, "q1"), now=NOON)
+    assert why[0].startswith("It was let in when its turn came, at ")
 
 
 async def test_what_is_in_line_before_one_whose_patience_is_over_goes_first(world: World) -> None:
