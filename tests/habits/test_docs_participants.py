@@ -177,7 +177,7 @@ def test_data_that_come_with_a_command_are_not_fetched(elsewhere: ModuleType) ->
 
 def test_every_status_of_the_receiver_is_explained() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "receiver").glob("*.py"))
-    raised = {int(status) for status in re.findall(r"Refusal\((\d{3})", sources)}
+    raised = {int(status) for status in re.findall(r"Refusal\(\s*(\d{3})", sources)}
     told = {error.http_status for error in (BadSignature, MalformedEvent, NotAllowed, TooLarge, Unavailable)}
     listed = {
         int(status) for row in table(PAGE, "the receiver answers") for status in re.findall(r"\d+", row[0])
