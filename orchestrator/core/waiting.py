@@ -123,8 +123,8 @@ def orphaned(found: Open, _: Fact) -> None:
     found.settling[:] = [ask for ask in found.settling if ask.do != "step"]
 
 
-def continued(found: Open, _: Fact) -> None:
-    """What was asked before is of no interest any more."""
+def over(found: Open, _: Fact) -> None:
+    """What was asked before is of no interest any more: the flow goes on as new, or was ended without its program."""
     found.asks.clear()
     found.settling.clear()
 
@@ -138,7 +138,8 @@ READ: Final[dict[str, Callable[[Open, Fact], None]]] = {
     "resolved": resolved,
     "late": late,
     "orphaned": orphaned,
-    "continued": continued,
+    "continued": over,
+    "terminated": over,
 }
 """What each kind of fact changes; the others change nothing that is open."""
 

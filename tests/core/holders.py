@@ -59,6 +59,7 @@ class Holders:
         readers = {
             "asked": self._asked, "ended": self._ended, "withdrawn": self._withdrawn, "late": self._late,
             "resolved": self._resolved, "orphaned": self._orphaned, "finished": self._finished,
+            "terminated": self._terminated,
             "attempted": self._attempted, "resent": self._resent,
         }  # fmt: skip
         for number, fact in log:
@@ -158,8 +159,15 @@ class Holders:
 
     def _finished(self, place: Place, fact: Fact) -> None:
         number = place[0]
-        self.over.add(number)
         waits = [one for places in self.waiting.values() for one in places if one[0] == number]
         assert not waits, f"finished while {waits} wait: {fact}"
+        self._terminated(place, fact)
+
+    def _terminated(self, place: Place, _: Fact) -> None:
+        """Its program has no say: what it waited for and what it had is free."""
+        number = place[0]
+        self.over.add(number)
+        for places in self.waiting.values():
+            places[:] = [one for one in places if one[0] != number]
         self.holder = {key: one for key, one in self.holder.items() if one[0] != number}
         self.work = {one: work for one, work in self.work.items() if one[0] != number}

@@ -17,6 +17,9 @@ Json = Any
 ROOT = ""
 """The scope that is the program."""
 
+ENDS = frozenset({"finished", "terminated"})
+"""Kinds of facts after which an execution says nothing more."""
+
 
 @dataclass(slots=True)
 class Kept:

@@ -24,6 +24,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core import machine as machine_module
+from orchestrator.core import undoing as undoing_module
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import Ask, Entry, Scope
 from orchestrator.core.branch import Branch
@@ -36,6 +37,7 @@ from orchestrator.core.fact import Fact
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import Journal
 from orchestrator.core.machine import Machine
+from orchestrator.core.mutexes import Mutexes
 from orchestrator.core.path import Frame, segment
 from orchestrator.core.undoing import Undoing
 from orchestrator.testing import NOON
@@ -943,6 +945,126 @@ def refusal_that_is_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "tell", tell)
 
 
+# ---- children and mutexes: examples, and their defects ---------------------------------------------------------
+
+
+@workflow(name="kid", version="1")
+async def kid(_: Context, said: None) -> None:
+    """What a child runs, were it run."""
+
+
+@workflow(name="parent", version="1")
+async def parent(ctx: Context, n: int) -> None:
+    await ctx.call("s", "a", undo=command("s", "undo"))
+    await ctx.child(kid, None, timeout=minutes(1))
+
+
+def a_child_is_told_to_end_and_waited_for() -> None:
+    machine = started(parent)
+    ends(machine, "a", "done")
+    cancelled(machine)
+    assert [one.path for one in machine.left_children] == ["kid"]
+    assert list(machine.open) == ["kid"]
+    ends(machine, "kid", "child_failed")
+    ends(machine, "a/undo", "done")
+    read(machine, status="cancelled")
+    oracle.Children().read(machine.new)
+
+
+def nothing_before_a_child_is_undone_while_it_acts() -> None:
+    machine = started(parent)
+    ends(machine, "a", "done")
+    machine.fire(NOON + minutes(1))
+    assert list(machine.open) == []
+    ends(machine, "kid", "child_failed")
+    ends(machine, "a/undo", "done")
+    read(machine, status="compensated")
+
+
+def what_a_child_that_failed_did_is_its_own_affair() -> None:
+    @workflow(name="kept", version="1")
+    async def kept(ctx: Context, n: int) -> None:
+        await ctx.child(kid, None, undo=UNDO)
+
+    machine = started(kept)
+    ends(machine, "kid", "child_failed")
+    read(machine, status="failed")
+
+
+@workflow(name="alone", version="1")
+async def alone(ctx: Context, n: int) -> None:
+    await ctx.call("s", "a", mutex="m", timeout=minutes(1))
+
+
+def a_mutex_is_kept_while_its_step_may_act() -> None:
+    @workflow(name="goes_on", version="1")
+    async def goes_on(ctx: Context, n: int) -> None:
+        await ctx.settle(ctx.call("s", "a", mutex="m", timeout=minutes(1)))
+        await ctx.sleep(hours(1))
+
+    machine = started(goes_on)
+    ends(machine, "settle.0/a/mutex", "done")
+    machine.fire(NOON + minutes(1))
+    assert machine.let_go == []
+    ends(machine, "settle.0/a", "refused")
+    assert [one.path for one in machine.let_go] == ["settle.0/a/mutex"]
+
+
+def who_waits_no_more_lets_its_turn_go() -> None:
+    machine = started(alone)
+    cancelled(machine)
+    assert [one.path for one in machine.let_go] == ["a/mutex"]
+
+
+def child_that_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    sound = Journal.takes_back
+
+    def takes_back(self: Journal, ask: Ask, position: int) -> None:
+        if not ask.is_child:
+            sound(self, ask, position)
+
+    patch.setattr(Journal, "takes_back", takes_back)
+
+
+def child_that_is_left(patch: pytest.MonkeyPatch) -> None:
+    def stop_child(self: Driver, ask: Ask, fact: Fact) -> None:
+        branch, _ = self.agenda.open[ask.path]
+        self.close(ask, fact)
+        self.journal.takes_back(ask, fact.position)
+        self.branches.resume(branch, error=Cancelled(ask.stopped))
+
+    patch.setattr(Driver, "_stop_child", stop_child)
+
+
+def child_that_nothing_waits_for(patch: pytest.MonkeyPatch) -> None:
+    sound = Undoing.register
+
+    def register(self: Undoing, ask: Ask, action: Json, scope: Scope) -> None:
+        if not ask.is_child or action is not None:
+            sound(self, ask, action, scope)
+
+    patch.setattr(Undoing, "register", register)
+
+
+def failed_child_undone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(undoing_module, "NOTHING_LEFT", frozenset({"refused"}))
+
+
+def mutex_let_go_too_early(patch: pytest.MonkeyPatch) -> None:
+    sound = Mutexes.over
+
+    def over(self: Mutexes, ask: Ask, fact: Fact, *, settling: bool) -> None:
+        sound(self, ask, fact, settling=False)
+
+    patch.setattr(Mutexes, "over", over)
+
+
+def turn_that_is_kept(patch: pytest.MonkeyPatch) -> None:
+    def withdrawn(_: Mutexes, _turn: Ask, _fact: Fact) -> None: ...
+
+    patch.setattr(Mutexes, "withdrawn", withdrawn)
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (undo_forward, a_refusal_undoes_what_was_done_in_reverse),
     (refused_step_undone, a_refusal_undoes_what_was_done_in_reverse),
@@ -982,7 +1104,32 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (last_message_that_speaks_for_all, what_was_given_up_is_undone_though_its_next_message_never_arrived),
     (second_try_of_what_is_tried_once, what_is_tried_at_most_once_is_not_begun_again_after_a_death),
     (refusal_that_is_sent_again, a_refusal_is_the_end_of_its_call),
+    (child_that_is_not_told, a_child_is_told_to_end_and_waited_for),
+    (child_that_is_left, a_child_is_told_to_end_and_waited_for),
+    (child_that_nothing_waits_for, nothing_before_a_child_is_undone_while_it_acts),
+    (failed_child_undone, what_a_child_that_failed_did_is_its_own_affair),
+    (mutex_let_go_too_early, a_mutex_is_kept_while_its_step_may_act),
+    (turn_that_is_kept, who_waits_no_more_lets_its_turn_go),
 ]
+
+MUST_BE_CAUGHT: list[Plant] = [
+    undo_forward,
+    cancelled_call_not_undone,
+    refused_step_undone,
+    two_undos_at_once,
+    fork_joined_before_its_branches,
+    fork_joined_twice,
+    late_refusal_strands_a_scope,
+    undo_before_settling,
+    loser_not_undone,
+    cancelled_thrown_twice,
+    replay_that_does_not_compare_kinds,
+]
+"""What a core like this one gets wrong first; chance alone finds some of it seldom."""
+
+
+def test_no_defect_of_those_that_must_be_caught_is_without_its_example() -> None:
+    assert {*MUST_BE_CAUGHT} <= {defect for defect, _ in CAUGHT}
 
 
 @pytest.mark.parametrize(("defect", "example"), CAUGHT, ids=[defect.__name__ for defect, _ in CAUGHT])

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from orchestrator import Context, command, workflow
+from orchestrator.core import waiting
 from orchestrator.core.errors import Halt
 from orchestrator.core.fact import Fact
 from orchestrator.core.machine import Machine
@@ -283,3 +284,18 @@ def test_an_error_ends_compensated_when_something_is_undone_and_nothing_stands_a
             done(life.machine, "a/undo")
 
     assert (failed.machine.status, stopped.machine.status) == (fails, cancels)
+
+
+def test_nothing_is_open_of_what_was_ended_without_its_program() -> None:
+    @workflow(name="waits", version="1")
+    async def waits(ctx: Context, n: int) -> None:
+        await ctx.all(ctx.call("s", "a", undo=UNDO), ctx.call("s", "b", mutex="m"))
+
+    life = Life(waits)
+    by_ann = Fact(len(life.journal) + 1, "terminated", "", {"kind": "failed", "by": "ann"}, NOON)
+    machine = Machine(waits.program)
+    machine.replay([*life.journal, by_ann])
+
+    assert [ask.path for ask in waiting.open_in(life.journal).asks] == ["all.0/a", "all.1/b/mutex"]
+    assert waiting.open_in([*life.journal, by_ann]).asks == []
+    assert (machine.status, machine.open) == ("failed", {})

@@ -17,6 +17,7 @@ from orchestrator.core.journal import LetGo
 from orchestrator.core.mutexes import FLOW
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
+from tests.core.oracle import ENDS
 from tests.core.programs import Node, crowded_trees
 from tests.core.world import MOVES_MAX, World
 
@@ -55,9 +56,9 @@ class Neighbour(World):
         super()._write()
         self.town.committed(self.number, self.journal[written:], let_go)
 
-    def _orphan(self) -> None:
-        super()._orphan()
-        self.town.committed(self.number, self.journal[-1:], [])
+    def _append(self, fact: Fact) -> None:
+        super()._append(fact)
+        self.town.committed(self.number, [fact], [])
 
     def move(self) -> None:
         """One move; what is over is committed, and so is all when the world is calm: others may wait for it."""
@@ -124,7 +125,7 @@ class Town:
             if fact.kind == "asked" and fact.data["kind"] == "mutex":
                 self.rows.append(Row(number, fact.path, (fact.path == FLOW, fact.data["args"]["key"])))
         gone = {(number, one.path) for one in let_go}
-        over = any(fact.kind == "finished" for fact in facts)
+        over = any(fact.kind in ENDS for fact in facts)
         self.rows = [
             row
             for row in self.rows

@@ -7,6 +7,7 @@ so a run that does not end then waits for something that will never come.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -116,7 +117,8 @@ class World:
             return
         self.at += timedelta(seconds=self.of([1, 0, 20, 400]))
         if self.pick(4) == 1:
-            self.of([self._noise, self._reload, self._die, self._pass_time, self._send, self._cancel])()
+            moves = [self._noise, self._reload, self._die, self._pass_time, self._send, self._cancel]
+            (self._terminate if self.pick(32) == 1 else self.of(moves))()
         elif self.machine.held is not None:
             self._decide()
         else:
@@ -306,9 +308,22 @@ class World:
         self._orphan()
         self._load()
 
+    def _terminate(self) -> None:
+        """A person ends it without its program: the database writes that down, and asks its children to end."""
+        self.commit()
+        self.machine.evict()
+        said = {"kind": "failed", "by": "ann", "reason": "enough"}
+        position = self.journal[-1].position + 1
+        self._append(Fact(position, "terminated", "", said, self.at, json.dumps(said), "operator:ann"))
+        self._load()
+
+    def _append(self, fact: Fact) -> None:
+        """A fact that no machine has said."""
+        self.journal.append(fact)
+
     def _orphan(self) -> None:
         position = self.journal[-1].position + 1
-        self.journal.append(Fact(position, "orphaned", "", {"by": "w"}, self.at, '{"by":"w"}', "worker"))
+        self._append(Fact(position, "orphaned", "", {"by": "w"}, self.at, '{"by":"w"}', "worker"))
 
     def _load(self) -> None:
         machine = self.machine = self.new_machine()
