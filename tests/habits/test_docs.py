@@ -132,8 +132,8 @@ def test_the_readme_s_trips_end_as_it_says(trip: Path, dsn: str) -> None:
 
 
 def synopses() -> list[str]:
-    """The lines of the README's list of commands that begin a command, each with those that go on with options."""
-    [listed] = [block for block in blocks("README.md", "text") if block.startswith("waypost")]
+    """The lines of the list of commands that begin a command, each with those that go on with options."""
+    listed = "".join(block for block in blocks("docs/commands.md", "text") if block.startswith("waypost"))
     whole = re.sub(r"\n {6,}\[", " [", listed)
     return [line for line in whole.splitlines() if line.startswith("waypost")]
 
@@ -158,7 +158,7 @@ def words_of(line: str) -> tuple[str, ...]:
     return tuple(found[1].split())
 
 
-def test_the_readme_lists_every_command_with_every_option() -> None:
+def test_every_command_is_listed_with_every_option() -> None:
     listed = {words_of(line): line for line in synopses()}
     found = dict(verbs(parser()))
 
@@ -188,8 +188,8 @@ def test_every_command_in_a_shell_block_is_understood(document: str) -> None:
                 pytest.fail(f"{document}: {line!r} is not understood")
 
 
-def test_the_readme_tells_every_exit_code() -> None:
-    said = text_of("README.md").partition("Exit codes:")[2].partition("\n\n")[0]
+def test_every_exit_code_is_told() -> None:
+    said = text_of("docs/commands.md").partition("Exit codes:")[2].partition("\n\n")[0]
 
     assert {int(code) for code in re.findall(r"\d+", said)} == {int(code) for code in Exit}
 
