@@ -169,6 +169,7 @@ async def redrive(
         if sender is None:
             raise StillApart(f"{name}: its sender {shown(item.sender)} is not registered any more")
         try:
+            senders.check_settings(sender)
             envelope, kept = event_in(CIMultiDict(item.headers), item.body, sender)
             fault = fault_of(sender, envelope, now=(now or datetime.now(UTC)).timestamp(), late_too=True)
             mail = mail_of(Arrival.of(sender, item.webhook_id, envelope, kept))

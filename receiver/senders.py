@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, LiteralString
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from contracts.errors import BadSecret, VaultError
+from contracts.errors import BadSecret, VaultError, WaypostError, shown
 from contracts.json_schema import Checker, SchemaInvalid
 from contracts.limits import NAME_BYTES_MAX, SECRETS_MAX, SENDERS_KEPT_MAX
 from contracts.observer import Observer
@@ -37,7 +37,8 @@ SINGLE_HEADERS: Final = ("content-type", "content-encoding", "content-length")
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who may post. `unreadable`: some secret of it, or its settings, could not be read, which is our fault.
+    """Somebody who may post. `unreadable`: some secret of it, or its settings, could not be read, which is our fault;
+    `fault` says what was found in the settings, or in a contract, then.
 
     `binary_mode`: it may send events whose attributes are in headers, which its signature does not cover. `contracts`
     are those of its tenant, by type and dataschema. `single` are the headers that it may send once only.
@@ -48,6 +49,7 @@ class Sender:
     state: Literal["enabled", "disabled", "retired"]
     secrets: tuple[Key, ...]
     unreadable: bool = False
+    fault: str = ""
     binary_mode: bool = False
     policy: Policy = STANDARD
     contracts: Mapping[tuple[str, str], Checker] = field(default_factory=dict[tuple[str, str], Checker])
@@ -94,8 +96,8 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
         policy = policy_of(scheme, settings)
         checkers = {(type_, dataschema): Checker(schema) for type_, dataschema, schema in contracts or ()}
     except (SettingsInvalid, SchemaInvalid) as error:
-        observer.saw("sender.unreadable", sender=sender, error=error)
-        return Sender(tenant_id, sender, state, (), unreadable=True)
+        observer.saw("sender.unreadable", sender=sender, error=str(error))
+        return Sender(tenant_id, sender, state, (), unreadable=True, fault=str(error))
     secrets: list[Key] = []
     unreadable = False
     for key_id, algorithm, nonce, ciphertext in (row[6:] for row in rows if row[6] is not None):
@@ -106,7 +108,32 @@ async def read(conn: Connection, name: Name, *, vault: Vault, observer: Observer
         except (VaultError, BadSecret) as error:
             unreadable = True
             observer.saw("secret.unreadable", error=error)
-    return Sender(tenant_id, sender, state, tuple(secrets), unreadable, binary_mode, policy, checkers)
+    return Sender(
+        tenant_id,
+        sender,
+        state,
+        tuple(secrets),
+        unreadable,
+        binary_mode=binary_mode,
+        policy=policy,
+        contracts=checkers,
+    )
+
+
+class SenderUnreadable(WaypostError):
+    """The settings of a sender, or a contract, are not understood here, so nothing of it can be let in."""
+
+    code = "sender-unreadable"
+    http_status = 503
+
+
+def check_settings(sender: Sender) -> None:
+    """Raise SenderUnreadable when its settings, or a contract, could not be read."""
+    if sender.fault:
+        raise SenderUnreadable(
+            f"sender {shown(sender.name)}: expected settings and contracts that are understood here,"
+            f" found {shown(sender.fault)}"
+        )
 
 
 class Senders:

@@ -14,7 +14,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg_pool import AsyncConnectionPool
 
-from contracts.codec import open_body
+from contracts.codec import PayloadKeyMissing, open_body
 from contracts.errors import WaypostError
 from contracts.limits import STREAM_POLL_SECONDS
 from contracts.observer import Observer
@@ -30,7 +30,7 @@ from receiver.senders import CONNECTION_SECONDS, Sender
 from receiver.sequence import Position
 
 PAUSE_SECONDS: Final = 1.0
-"""After an error, before streams are looked at again."""
+"""After an error, before streams are looked at again; and before one whose locks could not be had."""
 PUT_OFF_SECONDS: Final = 60.0
 """Before a stream is looked at again whose first event could not be read."""
 
@@ -250,11 +250,16 @@ LEAVE_OUT: Final[LiteralString] = """
 PUT_OFF: Final[LiteralString] = """
     update waypost.quarantine
        set due_at = now() + %(seconds)s::float8 * interval '1 s'
-     where tenant_id = %(tenant)s::int
-       and sender = %(sender)s::text
-       and stream = %(stream)s::text
-       and due_at <= now()
+     where quarantine_id in (select q.quarantine_id
+                               from waypost.quarantine q
+                              where q.tenant_id = %(tenant)s::int
+                                and q.sender = %(sender)s::text
+                                and q.stream = %(stream)s::text
+                                and q.due_at <= now()
+                              order by q.quarantine_id
+                                for no key update skip locked)
 """
+"""Nothing else is locked then, and nobody is waited for."""
 
 STEP_OUT: Final[LiteralString] = """
     update waypost.quarantine
@@ -289,10 +294,6 @@ class Head:
     headers: dict[str, str]
     body: bytes
     digest: bytes
-
-
-class Unreadable(Exception):
-    """Nothing can be let in of a sender whose settings or secrets cannot be read here; another receiver may."""
 
 
 Fault = tuple[Reason, str]
@@ -358,15 +359,15 @@ class Streams:
         """Let in the first in line of a stream. One that cannot be read now is put off, so that the others go on."""
         try:
             await self._take_turn(conn, due, None)
-        except Exception as error:
-            if inbox.is_transient(error):
-                raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, other streams have no part in it
             if inbox.is_bad_data(error):
                 await self._take_turn(conn, due, UNSTORABLE)
                 return
-            self.observer.saw("streams.failed", sender=due.sender, error=error)
-            named = {**due.of._asdict(), "seconds": PUT_OFF_SECONDS}
+            passing = inbox.is_transient(error)
+            named = {**due.of._asdict(), "seconds": PAUSE_SECONDS if passing else PUT_OFF_SECONDS}
             await conn.execute(PUT_OFF, named)
+            why = str(error) if isinstance(error, WaypostError) else error
+            self.observer.saw("streams.failed", sender=due.sender, error=why)
 
     async def _take_turn(self, conn: Connection, due: Due, fault: Fault | None) -> None:
         """Let in the first in line of a stream, in a transaction. With a `fault` it stays apart for that."""
@@ -392,12 +393,16 @@ class Streams:
             self.hint("execution")
 
     async def _post(self, conn: Connection, due: Due, head: Head) -> tuple[Posted | None, Fault | None]:
-        """What became of an event whose turn it is, read by the settings and contracts of now."""
+        """What became of an event whose turn it is, read by the settings and contracts of now. Raises
+        SenderUnreadable and PayloadKeyMissing when those, or it, cannot be read here, which is no fault of the event.
+        """
         sender = await senders.read(conn, (due.tenant, due.sender), vault=self.vault, observer=self.observer)
-        if sender is None or sender.unreadable:
-            raise Unreadable(due.sender)
+        assert sender is not None, "a sender with rows in the quarantine stays"
+        senders.check_settings(sender)
         try:
             item, fault = self._read(sender, head)
+        except PayloadKeyMissing:
+            raise
         except Unmapped as error:
             return None, ("mapping", told(error.problems))
         except (Refusal, WaypostError) as error:

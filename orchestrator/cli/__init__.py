@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError
+from contracts.errors import Conflict, ContractViolation, NotFound, WaypostError, shown
 from migrations.runner import MigrationError
 from orchestrator.cli import approvals, demo, dev, inbox, operations, outbox, register, roles, schemas
 from orchestrator.cli.arguments import parser
@@ -119,7 +119,7 @@ def code_of(error: Exception) -> Exit:
             return Exit.NOT_FOUND
         case Conflict():
             return Exit.REFUSED
-        case ContractViolation():
+        case ContractViolation() | UnicodeEncodeError():
             return Exit.USAGE
         case _:
             return Exit.ERROR
@@ -135,6 +135,8 @@ def told(error: Exception) -> str:
             return f"database: {text}; expected Waypost's tables: run `waypost migrate`"
         case psycopg.Error():
             return f"database: {text or type(error).__name__}"
+        case UnicodeEncodeError():  # what no terminal types: bytes of an argument that are no UTF-8
+            return f"expected text in UTF-8, found {shown(error.object)}"
         case OSError():
             return text
         case _:

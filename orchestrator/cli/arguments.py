@@ -78,10 +78,18 @@ def attribute(text: str) -> tuple[str, str]:
 
 
 def execution(text: str) -> UUID:
+    return identity(text, "an execution's")
+
+
+def message(text: str) -> UUID:
+    return identity(text, "a message's")
+
+
+def identity(text: str, whose: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected an execution's id, found {shown(text)}") from None
+        raise argparse.ArgumentTypeError(f"expected {whose} id, found {shown(text)}") from None
 
 
 def task_id(text: str) -> UUID:
@@ -154,7 +162,7 @@ def add_registry(command: Command) -> None:
         dest="verb", required=True, metavar="VERB"
     )
     add = endpoint.add_parser("add", help="register one; prints its secret, which is shown only now")
-    add.add_argument("name", metavar="NAME")
+    add.add_argument("name", type=key, metavar="NAME")
     add.add_argument("url", metavar="URL")
     add.add_argument("--kind", choices=("command", "event"), default="command")
     add.add_argument(
@@ -170,7 +178,7 @@ def add_registry(command: Command) -> None:
         dest="verb", required=True, metavar="VERB"
     )
     add = sender.add_parser("add", help="register one; prints its secret, which is shown only now")
-    add.add_argument("name", metavar="NAME")
+    add.add_argument("name", type=key, metavar="NAME")
     add.add_argument("--binary", action="store_true", help=BINARY)
     add.add_argument(
         "--scheme",
@@ -181,7 +189,7 @@ def add_registry(command: Command) -> None:
     add.add_argument("--settings", metavar="JSON", help=SETTINGS)
     add_secret_options(add)
     change = sender.add_parser("set", help="change what one may do")
-    change.add_argument("name", metavar="NAME")
+    change.add_argument("name", type=key, metavar="NAME")
     either = change.add_mutually_exclusive_group()
     either.add_argument("--binary", action="store_true", default=None, help=BINARY)
     either.add_argument("--no-binary", action="store_false", dest="binary", help="it may do so no more")
@@ -193,7 +201,7 @@ def add_registry(command: Command) -> None:
     )
     add_output(change)
     rotate = sender.add_parser("rotate", help="give one a new secret; prints it, which is shown only now")
-    rotate.add_argument("name", metavar="NAME")
+    rotate.add_argument("name", type=key, metavar="NAME")
     rotate.add_argument(
         "--grace", type=duration, default="24h", help="the old ones prove it for so long (default: 24h)"
     )
@@ -263,7 +271,7 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
         ("remove", "take it away, with its secrets and subscriptions; events that wait for it are discarded"),
     ):
         one = endpoint.add_parser(verb, help=help_)
-        one.add_argument("name", metavar="NAME")
+        one.add_argument("name", type=key, metavar="NAME")
         for name, metavar, meaning in ENDPOINT_OPTIONS if verb == "set" else ():
             one.add_argument(name, metavar=metavar, help=meaning)
         if verb == "set":
@@ -306,7 +314,7 @@ def add_endpoint_verbs(endpoint: argparse._SubParsersAction[argparse.ArgumentPar
             )
         add_output(one)
     one = endpoint.add_parser("rotate", help="give one a new secret; prints it, which is shown only now")
-    one.add_argument("name", metavar="NAME")
+    one.add_argument("name", type=key, metavar="NAME")
     one.add_argument(
         "--grace", type=duration, default="24h", help="for the old ones (default: 24h, at most 168h)"
     )
@@ -337,7 +345,7 @@ def add_inbox(command: Command) -> None:
         one = inbox.add_parser(verb, help=help_)
         one.add_argument("id", type=key, metavar="ID", help="as `list` prints it")
         if verb == "redrive":
-            one.add_argument("--by", required=True, metavar="NAME", help="who decides; it is kept")
+            one.add_argument("--by", required=True, type=key, metavar="NAME", help="who decides; it is kept")
         add_output(one)
     contract = command("contract", "What events of a type must be like.").add_subparsers(
         dest="verb", required=True, metavar="VERB"
@@ -408,7 +416,7 @@ def add_operations(command: Command) -> None:
 
     listing = command("list", "List executions, the newest first.")
     listing.add_argument("--status", choices=[*STATES])
-    listing.add_argument("--flow", metavar="FLOW")
+    listing.add_argument("--flow", type=key, metavar="FLOW")
     listing.add_argument("--key", type=key, metavar="K", help="a business key")
     listing.add_argument(
         "--where",
@@ -447,7 +455,7 @@ def add_orders(command: Command) -> None:
     add_operator(cancel)
 
     approvals = command("approvals", "List what flows wait for people to decide, the longest first.")
-    approvals.add_argument("--flow", metavar="FLOW")
+    approvals.add_argument("--flow", type=key, metavar="FLOW")
     approvals.add_argument(
         "--limit", type=count, default=50, metavar="N", help="at most so many (default: 50)"
     )
@@ -457,7 +465,7 @@ def add_orders(command: Command) -> None:
     decide.add_argument("id", type=execution, metavar="ID")
     decide.add_argument("subject", type=key, metavar="SUBJECT", help="as `approvals` prints it; or its path")
     decide.add_argument("choice", type=key, metavar="CHOICE", help="one of those that are offered")
-    decide.add_argument("--by", required=True, metavar="NAME", help="who decides; the journal keeps it")
+    decide.add_argument("--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it")
     decide.add_argument("--reason", default="", metavar="TEXT", help="why; the journal keeps it")
     add_output(decide)
 
@@ -504,17 +512,17 @@ def add_messages(command: Command) -> None:
     listing.add_argument("--lane", metavar="LANE")
     add_filter(listing)
     one = outbox.add_parser("show", help="one: why it is where it is, its tries, its body")
-    one.add_argument("id", type=execution, metavar="MESSAGE")
+    one.add_argument("id", type=message, metavar="MESSAGE")
     add_output(one)
 
     delivery = command("delivery", "Tries to send messages.").add_subparsers(
         dest="verb", required=True, metavar="VERB"
     )
     tries = delivery.add_parser("list", help="those of a message, the newest first")
-    tries.add_argument("id", type=execution, metavar="MESSAGE")
+    tries.add_argument("id", type=message, metavar="MESSAGE")
     add_output(tries, "table")
     one = delivery.add_parser("show", help="one of them: what was answered, with its headers")
-    one.add_argument("id", type=execution, metavar="MESSAGE")
+    one.add_argument("id", type=message, metavar="MESSAGE")
     one.add_argument("--try", dest="number", type=count, metavar="N", help="its number (default: the last)")
     add_output(one)
     again = delivery.add_parser("replay", help="send events once more that have arrived")
@@ -522,7 +530,7 @@ def add_messages(command: Command) -> None:
     again.add_argument("--as-new", action="store_true", help="as others, which name the old ones as cause")
     add_output(again)
     by_hand = delivery.add_parser("curl", help="a script that sends it once more; the secret is not in it")
-    by_hand.add_argument("id", type=execution, metavar="MESSAGE")
+    by_hand.add_argument("id", type=message, metavar="MESSAGE")
 
     dlq = command("dlq", "Dead letters: messages that have no try left.").add_subparsers(
         dest="verb", required=True, metavar="VERB"
@@ -531,10 +539,10 @@ def add_messages(command: Command) -> None:
     listing.add_argument("--code", metavar="CODE", help="why, such as http-503 or timeout")
     add_filter(listing)
     one = dlq.add_parser("show", help="one: why, its tries, its body")
-    one.add_argument("id", type=execution, metavar="MESSAGE")
+    one.add_argument("id", type=message, metavar="MESSAGE")
     add_output(one)
     again = dlq.add_parser("replay", help="put events back, in their order; twice does no harm")
-    again.add_argument("ids", nargs="*", type=execution, metavar="MESSAGE")
+    again.add_argument("ids", nargs="*", type=message, metavar="MESSAGE")
     again.add_argument("--all", action="store_true", help="of every endpoint")
     again.add_argument("--code", metavar="CODE", help="why, such as http-503 or timeout")
     again.add_argument("--dry-run", action="store_true", help="only say which")
@@ -544,18 +552,18 @@ def add_messages(command: Command) -> None:
     )
     add_filter(again)
     away = dlq.add_parser("discard", help="decide that they need not arrive; what waits behind them goes on")
-    away.add_argument("ids", nargs="+", type=execution, metavar="MESSAGE")
+    away.add_argument("ids", nargs="+", type=message, metavar="MESSAGE")
     add_output(away)
 
 
 def add_filter(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--endpoint", metavar="ENDPOINT")
+    verb.add_argument("--endpoint", type=key, metavar="ENDPOINT")
     verb.add_argument("--type", type=key, metavar="TYPE", help="of the event")
     verb.add_argument(
         "--since", type=moment, metavar="WHEN", help="a time, or a span such as 2h: that long ago"
     )
     verb.add_argument("--until", type=moment, metavar="WHEN", help="before that")
-    verb.add_argument("--after", type=execution, metavar="MESSAGE", help="go on behind it")
+    verb.add_argument("--after", type=message, metavar="MESSAGE", help="go on behind it")
     verb.add_argument("--limit", type=count, default=100, metavar="N", help="at most so many (default: 100)")
     add_output(verb, "table")
 
@@ -575,7 +583,7 @@ def add_versions(command: Command) -> None:
     flow = command("flow", "Versions of flows: what is open of each, and what each gets of what is started.")
     verbs = flow.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="all versions, in the order in which they became known")
-    listing.add_argument("--flow", metavar="FLOW", help="of this flow only")
+    listing.add_argument("--flow", type=key, metavar="FLOW", help="of this flow only")
     add_output(listing, "table")
     share = verbs.add_parser("share", help="begin so many of a hundred new executions with a version")
     share.add_argument("version", metavar="FLOW@VERSION", help="it may become known later")
@@ -700,7 +708,7 @@ STATES = ("ready", "running", "waiting", *(str(status) for status in Status))
 
 
 def add_operator(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--by", required=True, metavar="NAME", help="who decides; the journal keeps it")
+    verb.add_argument("--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it")
     verb.add_argument("--reason", required=True, metavar="TEXT", help="why; the journal keeps it")
     add_output(verb)
 

@@ -41,7 +41,12 @@ def plain(value: object) -> str:
 
 def say(text: str) -> None:
     """Print a line of data."""
-    print(text, flush=True)  # noqa: T201  # this is the command line
+    try:
+        print(text, flush=True)  # noqa: T201  # this is the command line
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def note(text: str) -> None:

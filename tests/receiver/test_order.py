@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,13 +12,16 @@ from itertools import permutations
 from typing import Any, Final
 
 import pytest
+from psycopg.errors import LockNotAvailable
 
+from contracts.codec import Codec, Sealing
 from orchestrator import inbox
+from orchestrator.inbox import StillApart
 from orchestrator.registry import set_sender
 from orchestrator.store import inbox as store
 from orchestrator.store.situation import ahead
 from receiver import streams
-from receiver.streams import Stream, lock
+from receiver.streams import Due, Stream, lock
 from tests.receiver.test_batches import batch
 from tests.receiver.test_quarantine import PAYOUT, expect
 from tests.receiver.world import (
@@ -463,3 +467,68 @@ async def test_an_event_without_a_sequence_waits_for_nobody_and_a_malformed_one_
     answer = await world.refused(request(event(id="hostile", sequence=True)))
 
     assert (answer.status, await given(world.conn)) == (400, ["plain"])
+
+
+async def test_what_is_sealed_with_a_key_that_is_not_here_keeps_its_place_and_other_streams_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await waits(world.conn, "7")
+    monkeypatch.setattr(Sealing, "codec", codec := Codec([("first", bytes(32))], os.urandom))
+    await world.post(numbered(3, source="/sealed"))
+    monkeypatch.setattr(Sealing, "codec", None)
+    await world.post(numbered(5, source="/open"))
+
+    await time_passes(world)
+    await until_given(world.conn, "e5")
+    await world.moments.until("streams.failed")
+    monkeypatch.setattr(Sealing, "codec", codec)
+    await time_passes(world)
+
+    await until_given(world.conn, "e5", "e3")
+
+
+async def test_while_the_settings_of_its_sender_are_not_understood_nothing_of_it_is_let_in(world: World) -> None:
+    await waits(world.conn, "7")
+    await set_sender(world.conn, "payments", settings={"ordered": {"gap": 3600}, "sources": ["/mine"]})
+    await world.post(numbered(3, source="/mine"))
+    understood = await one(world.conn, "select settings::text from waypost.sender")
+    await world.conn.execute("update waypost.sender set settings = '{\"newer\": 1}'")
+
+    await time_passes(world)
+    await world.moments.until("streams.failed")
+    with pytest.raises(StillApart, match="'payments': expected settings and contracts that are understood here"):
+        await inbox.redrive(world.conn, VAULT, "q1", by="ada")
+    assert await given(world.conn) == []
+
+    await world.conn.execute("update waypost.sender set settings = %s::jsonb", (understood,))
+    await time_passes(world)
+    await until_given(world.conn, "e3")
+
+
+async def test_a_stream_whose_lock_is_not_to_be_had_keeps_no_other_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await waits(world.conn, "7")
+    for number, source in ((3, "/locked"), (5, "/free")):
+        await world.post(numbered(number, source=source))
+    take_turn = world.receiver.streams._take_turn
+
+    async def locked(conn: Connection, due: Due, fault: Any) -> None:
+        if due.of.stream == "/locked":
+            raise LockNotAvailable
+        await take_turn(conn, due, fault)
+
+    monkeypatch.setattr(world.receiver.streams, "_take_turn", locked)
+    await time_passes(world)
+
+    await until_given(world.conn, "e5")
+
+
+async def test_a_sender_with_a_secret_that_cannot_be_read_is_let_in_by_its_others(world: World) -> None:
+    await waits(world.conn, "7")
+    await add_sender(world.conn, key_id="2")
+    await world.conn.execute("update waypost.secret set ciphertext = ciphertext || '\\x00' where key_id = '2'")
+    for number in (2, 1):
+        assert (await world.post(numbered(number))).status == 202
+
+    await until_given(world.conn, "e1", "e2")
