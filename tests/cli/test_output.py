@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -10,7 +12,8 @@ from uuid import UUID
 import pytest
 
 from orchestrator.cli.advice import answers, due
-from orchestrator.cli.output import ago, as_json, plain, table
+from orchestrator.cli.arguments import parser
+from orchestrator.cli.output import ago, as_json, plain, say, table
 from orchestrator.store.reading import MessageRow
 from orchestrator.store.tries import TryRow
 
@@ -25,6 +28,34 @@ def test_a_hostile_value_is_one_line_of_visible_characters() -> None:
 
 def test_letters_of_every_alphabet_stay() -> None:
     assert plain("заказ 注文 ✔") == "заказ 注文 ✔"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(("endpoint", "enable", "\udcff"), "NAME: expected printable UTF-8 text", id="name"),
+        pytest.param(("outbox", "list", "--endpoint", "\udcff"), "--endpoint: expected printable", id="filter"),
+        pytest.param(("inbox", "redrive", "q1", "--by", "\x1b"), "--by: expected printable", id="person"),
+        pytest.param(("dlq", "show", "7"), "MESSAGE: expected a message's id, found '7'", id="message"),
+    ],
+)
+def test_an_argument_that_is_no_text_is_named(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(arguments)
+
+    assert expected in capsys.readouterr().err
+
+
+def test_an_output_that_takes_no_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stdout, "write", full)
+
+    with pytest.raises(OSError, match="No space left on device: 'stdout'"):
+        say("data")
 
 
 def test_json_is_ascii_and_reads_back() -> None:
