@@ -465,7 +465,9 @@ def add_orders(command: Command) -> None:
     decide.add_argument("id", type=execution, metavar="ID")
     decide.add_argument("subject", type=key, metavar="SUBJECT", help="as `approvals` prints it; or its path")
     decide.add_argument("choice", type=key, metavar="CHOICE", help="one of those that are offered")
-    decide.add_argument("--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it")
+    decide.add_argument(
+        "--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it"
+    )
     decide.add_argument("--reason", default="", metavar="TEXT", help="why; the journal keeps it")
     add_output(decide)
 
@@ -708,7 +710,9 @@ STATES = ("ready", "running", "waiting", *(str(status) for status in Status))
 
 
 def add_operator(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it")
+    verb.add_argument(
+        "--by", required=True, type=key, metavar="NAME", help="who decides; the journal keeps it"
+    )
     verb.add_argument("--reason", required=True, metavar="TEXT", help="why; the journal keeps it")
     add_output(verb)
 

@@ -34,7 +34,9 @@ def test_letters_of_every_alphabet_stay() -> None:
     ("arguments", "expected"),
     [
         pytest.param(("endpoint", "enable", "\udcff"), "NAME: expected printable UTF-8 text", id="name"),
-        pytest.param(("outbox", "list", "--endpoint", "\udcff"), "--endpoint: expected printable", id="filter"),
+        pytest.param(
+            ("outbox", "list", "--endpoint", "\udcff"), "--endpoint: expected printable", id="filter"
+        ),
         pytest.param(("inbox", "redrive", "q1", "--by", "\x1b"), "--by: expected printable", id="person"),
         pytest.param(("dlq", "show", "7"), "MESSAGE: expected a message's id, found '7'", id="message"),
     ],

@@ -487,7 +487,9 @@ async def test_what_is_sealed_with_a_key_that_is_not_here_keeps_its_place_and_ot
     await until_given(world.conn, "e5", "e3")
 
 
-async def test_while_the_settings_of_its_sender_are_not_understood_nothing_of_it_is_let_in(world: World) -> None:
+async def test_while_the_settings_of_its_sender_are_not_understood_nothing_of_it_is_let_in(
+    world: World,
+) -> None:
     await waits(world.conn, "7")
     await set_sender(world.conn, "payments", settings={"ordered": {"gap": 3600}, "sources": ["/mine"]})
     await world.post(numbered(3, source="/mine"))
@@ -496,7 +498,9 @@ async def test_while_the_settings_of_its_sender_are_not_understood_nothing_of_it
 
     await time_passes(world)
     await world.moments.until("streams.failed")
-    with pytest.raises(StillApart, match="'payments': expected settings and contracts that are understood here"):
+    with pytest.raises(
+        StillApart, match="'payments': expected settings and contracts that are understood here"
+    ):
         await inbox.redrive(world.conn, VAULT, "q1", by="ada")
     assert await given(world.conn) == []
 
@@ -527,7 +531,9 @@ async def test_a_stream_whose_lock_is_not_to_be_had_keeps_no_other_waiting(
 async def test_a_sender_with_a_secret_that_cannot_be_read_is_let_in_by_its_others(world: World) -> None:
     await waits(world.conn, "7")
     await add_sender(world.conn, key_id="2")
-    await world.conn.execute("update waypost.secret set ciphertext = ciphertext || '\\x00' where key_id = '2'")
+    await world.conn.execute(
+        "update waypost.secret set ciphertext = ciphertext || '\\x00' where key_id = '2'"
+    )
     for number in (2, 1):
         assert (await world.post(numbered(number))).status == 202
 
