@@ -70,8 +70,8 @@ COMMANDS: Final[Mapping[str, Callable[[Any, Settings], int]]] = {
 PARTS: Final = frozenset({"worker", "relay", "receiver", "tasks"})
 """Commands that have nothing to say on stdout."""
 
-NOT_THERE: Final = frozenset({"42P01", "42883", "42703", "3F000"})
-"""A table, a function, a column or a schema that the database does not have."""
+NOT_THERE: Final = frozenset({"42P01", "42883", "42703", "42809", "3F000"})
+"""A table, a function, a column (also one whose name is a function's) or a schema that the database does not have."""
 
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:

@@ -893,6 +893,18 @@ def test_no_part_starts_on_a_database_that_may_lose_commits(run: Run, dsn: str, 
     assert "synchronous_commit" in one_line(said)
 
 
+def test_a_column_of_a_newer_release_is_told_from_a_fault_also_where_a_function_has_its_name(
+    run: Run, dsn: str
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("alter table waypost.endpoint drop column mode")
+
+    said = run("endpoint", "show", "billing")
+
+    assert said.code == 1
+    assert "run `waypost migrate`" in one_line(said)
+
+
 @pytest.mark.parametrize("part", ["worker", "relay", "receiver"])
 def test_no_part_starts_on_tables_of_another_release(run: Run, dsn: str, part: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
