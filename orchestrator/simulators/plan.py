@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
@@ -81,18 +81,25 @@ class Plan:
 @dataclass(slots=True)
 class Delivery:
     """An event on its way, or a copy of one that was sent before. `last` is the last answer: a status, or what happened
-    instead; `age` how many seconds of the provider's clock ago it was first sent.
+    instead; `age` how many seconds of the provider's clock ago it was first sent. Its body is made of `template` and
+    `values` when it is asked for, since all of a run would not fit into memory.
     """
 
     id: str
     number: int
-    body: bytes = field(repr=False)
+    template: str = field(repr=False)
+    values: Mapping[str, str] = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     is_copy: bool = False
     tries: int = 0
     age: float = 0.0
     last: str = ""
     accepted: bool = False
+
+    @property
+    def body(self) -> bytes:
+        """Raises PlanInvalid for a name that there is not in the template."""
+        return filled(self.template, self.values).encode()
 
 
 def deliveries(habits: Habits, plan: Plan, chance: Random, *, first: int = 1) -> list[Delivery]:
@@ -103,8 +110,9 @@ def deliveries(habits: Habits, plan: Plan, chance: Random, *, first: int = 1) ->
         place = number + (chance.uniform(0, NEAR_MAX) if plan.reorder else 0.0)
         made.append((place, event))
         if chance.random() < plan.duplicates:
-            copy = Delivery(event.id, number, event.body, event.headers, is_copy=True)
+            copy = replace(event, is_copy=True)
             made.append((place + chance.uniform(0, NEAR_MAX), copy))
+    filled(plan.body or habits.body, made[0][1].values)  # what cannot be is told before anything is sent
     return [delivery for _, delivery in sorted(made, key=lambda pair: pair[0])]
 
 
@@ -117,9 +125,9 @@ def of_event(habits: Habits, plan: Plan, number: int, identity: str) -> Delivery
         "time": happened.isoformat().replace("+00:00", "Z"),
         "timestamp": str(int(happened.timestamp())),
     }
-    body = filled(plan.body or habits.body, values).encode()
     headers = {name: filled(text, values) for name, text in habits.headers.items()}
-    return Delivery(identity, number, body, {"content-type": habits.content_type, **headers})
+    template = plan.body or habits.body
+    return Delivery(identity, number, template, values, {"content-type": habits.content_type, **headers})
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:

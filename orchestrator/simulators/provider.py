@@ -162,14 +162,14 @@ class Provider:
 
     async def _try(self, delivery: Delivery, keys: Sequence[Signer], plan: Plan) -> float | None:
         """Post it once. How many seconds of the provider's clock until it comes again; None when it does not."""
-        habits, form = self._habits, self._form
+        habits, form, body = self._habits, self._form, delivery.body
         again: Mapping[str, str] = habits.again if delivery.tries else {}
         proved = proof(
             form,
             keys,
             message_id=delivery.id,
             timestamp=int(time.time()) + plan.skew,
-            body=delivery.body,
+            body=body,
             spelling=min(habits.spelling, len(form.header) - 1),
         )
         headers = {
@@ -178,7 +178,7 @@ class Provider:
             **proved,
         }
         delivery.tries += 1
-        delivery.last, ends = await self._post(delivery.body, headers)
+        delivery.last, ends = await self._post(body, headers)
         delivery.accepted = delivery.last.startswith("2") and delivery.last.isdigit()
         return None if delivery.accepted or ends else self._wait_of(delivery)
 

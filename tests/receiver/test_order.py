@@ -21,7 +21,7 @@ from orchestrator.registry import set_sender
 from orchestrator.store import inbox as store
 from orchestrator.store.situation import ahead
 from receiver import streams
-from receiver.streams import Due, Stream, lock
+from receiver.streams import Stream, lock
 from tests.receiver.test_batches import batch
 from tests.receiver.test_quarantine import PAYOUT, expect
 from tests.receiver.world import (
@@ -515,14 +515,13 @@ async def test_a_stream_whose_lock_is_not_to_be_had_keeps_no_other_waiting(
     await waits(world.conn, "7")
     for number, source in ((3, "/locked"), (5, "/free")):
         await world.post(numbered(number, source=source))
-    take_turn = world.receiver.streams._take_turn
 
-    async def locked(conn: Connection, due: Due, fault: Any) -> None:
-        if due.of.stream == "/locked":
+    async def locked(conn: Connection, of: Stream) -> str | None:
+        if of.stream == "/locked":
             raise LockNotAvailable
-        await take_turn(conn, due, fault)
+        return await lock(conn, of)
 
-    monkeypatch.setattr(world.receiver.streams, "_take_turn", locked)
+    monkeypatch.setattr(streams, "lock", locked)
     await time_passes(world)
 
     await until_given(world.conn, "e5")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import Mapping
 from datetime import timedelta
 from ipaddress import ip_address
@@ -362,6 +363,16 @@ def test_copies_come_behind_what_they_copy_and_events_near_their_place() -> None
     for it in made:
         assert it.is_copy == (it.id in seen)
         assert seen.setdefault(it.id, it.body) == it.body
+
+
+def test_a_run_of_large_events_keeps_one_body_in_memory() -> None:
+    tracemalloc.start()
+    made = planned("github", count=200, body='"' + "${id}" * 50_000 + '"')
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(made) == 200
+    assert peak < 20 * len(made[0].body)
 
 
 def test_a_body_and_a_type_of_one_s_own_are_sent() -> None:
