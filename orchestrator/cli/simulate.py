@@ -10,6 +10,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from orchestrator.simulators.plan import Delivery
 from orchestrator.simulators.provider import Report
 from orchestrator.simulators.provider import provider as providing
 from orchestrator.simulators.zoo import Seen, zoo
+from receiver.listener import CannotListen
 
 NAMED_MAX: Final = 20
 """Of what was not accepted, in a report for people."""
@@ -69,7 +71,12 @@ async def serve(script: dict[str, list[str]], secrets: list[Verifier], address: 
                 unread.append(error)
                 stop.set()
 
-        async with zoo(secrets=secrets, script=script, told=told, address=address) as here:
+        async with AsyncExitStack() as stack:
+            listening = zoo(secrets=secrets, script=script, told=told, address=address)
+            try:
+                here = await stack.enter_async_context(listening)
+            except OSError as error:
+                raise CannotListen("--addr", *address, error) from None
             say(json.dumps({"url": here.url}))
             note(
                 f"Listening at {here.url}; `waypost simulate endpoint --list` says what its paths do. Ctrl-C stops."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -141,6 +142,18 @@ def test_what_an_endpoint_cannot_be_is_refused(
     assert (said.code, said.out) == (2, "")
     assert expected in said.err
     assert "n%nsense" not in said.err
+
+
+def test_an_address_that_is_taken_is_named(run_in: RunIn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = run_in({}, "simulate", "endpoint", "--addr", address)
+
+    assert (said.code, said.out) == (1, "")
+    assert (
+        f"--addr: expected an address to listen on, found {address}, where something listens already"
+        in said.err
+    )
 
 
 def test_a_script_that_is_not_there_is_named(run_in: RunIn) -> None:
