@@ -26,6 +26,14 @@ Json: TypeAlias = Any
 """None, bool, int, float, str, list of Json, dict of str to Json; `Any`: readers narrow it."""
 
 PLAIN: Final = frozenset({str, int, bool, float, type(None)})
+FAULTS: Final = {
+    "Expecting value": "no value (a text stands in double quotes)",
+    "Expecting property name enclosed in double quotes": "no name in double quotes",
+    "Expecting ':' delimiter": "no colon",
+    "Expecting ',' delimiter": "no comma",
+    "Extra data": "more after its end",
+}
+"""What Python's reader expected, as what was found."""
 ENCODER: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 )
@@ -148,7 +156,7 @@ def decode(text: bytes | str, *, what: str, bytes_max: int | None = None) -> Jso
     try:
         value = READER.decode(read)
     except json.JSONDecodeError as error:
-        found = error.msg if error.pos < len(read) else "its end"
+        found = FAULTS.get(error.msg, error.msg) if error.pos < len(read) else "its end"
         raise MalformedJson(what, f"line {error.lineno}, column {error.colno}", found) from None
     except Suspect:
         raise_fault(read, what)

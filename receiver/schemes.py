@@ -369,7 +369,8 @@ def policy_of(scheme: str, settings: Mapping[str, Any]) -> Policy:
         return Policy.model_validate(laid_over(preset, settings))
     except ValidationError as error:
         lines = (
-            f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}"
+            f"{'.'.join(map(str, each['loc'])) or 'settings'}: "
+            + ("there is no such setting" if each["type"] == "extra_forbidden" else each["msg"])
             for each in error.errors(include_url=False, include_input=False)
         )
         raise SettingsInvalid("; ".join(list(dict.fromkeys(lines))[:PROBLEMS_MAX])) from None

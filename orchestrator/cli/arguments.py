@@ -166,7 +166,11 @@ def add_registry(command: Command) -> None:
     add.add_argument("url", metavar="URL")
     add.add_argument("--kind", choices=("command", "event"), default="command")
     add.add_argument(
-        "--timeout", type=duration, default="15s", help="of one try, answer included (default: 15s)"
+        "--timeout",
+        type=duration,
+        default="15s",
+        metavar="SPAN",
+        help="of one try, answer included (default: 15s)",
     )
     add.add_argument(
         "--replies-from", metavar="SENDER", help="who may answer (default: the sender of this name)"
@@ -399,7 +403,7 @@ def add_operations(command: Command) -> None:
         help="stop and undo it when it takes longer (else its flow's)",
     )
     start.add_argument("--wait", action="store_true", help="return when it has finished or is held")
-    start.add_argument("--timeout", type=duration, help="of --wait (default: 5m)")
+    start.add_argument("--timeout", type=duration, metavar="SPAN", help="of --wait (default: 5m)")
     add_output(start)
 
     show = command("show", "Show an execution: where it stands, its journal, its messages and their tries.")

@@ -15,6 +15,7 @@ from contracts.errors import shown
 from contracts.signature import Signer, SigningKey, signer
 from orchestrator import bootstrap, endpoints, outbox, registry
 from orchestrator.cli.output import Exit, ago, as_json, note, plain, say
+from orchestrator.cli.trace import span_of_time
 from orchestrator.registry import NotRegistered
 from orchestrator.settings import Settings, span
 from orchestrator.store.database import Connection
@@ -233,7 +234,9 @@ def told(found: EndpointState) -> str:
         "schedule": str(Schedule.of(found.schedule) if found.schedule else default),
         "concurrency": found.concurrency or "as the relay has it",
         "rate": found.rate and f"{found.rate:g} a second, {found.burst or 'a second of them'} at once",
-        "disabled after": f"{found.disable_after} of failures alone" if found.disable_after else "never",
+        "disabled after": f"{span_of_time(found.disable_after).split(' 0 ')[0]} of failures alone"
+        if found.disable_after
+        else "never",
         "headers": ", ".join(found.headers) or None,
         "mode": found.mode if found.mode != "structured" else None,
         "idempotency": found.idempotency if found.idempotency != "bare" else None,

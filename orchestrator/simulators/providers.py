@@ -79,7 +79,7 @@ PROVIDERS: Final[Mapping[str, Habits]] = {
     "github": Habits(
         type="issues",
         prefix=UUID,
-        body='{"action": "opened", "issue": {"number": ${number}},'
+        body='{"action": "opened", "issue": {"number": ${number}, "node_id": "${id}"},'
         ' "repository": {"url": "https://api.github.com/repos/simulated/shop"}}',
         waits=10.0,
         schedule=None,

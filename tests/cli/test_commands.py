@@ -188,6 +188,7 @@ def test_how_messages_are_delivered_is_set_shown_and_taken_back(run: Run) -> Non
         "endpoint", "set", "payments", "--schedule", "default", "--rate", "none", "--disable-after", "default"
     )
     after = run("endpoint", "show", "payments", "-o", "json").json
+    told = run("endpoint", "show", "payments").out
 
     assert (said.code, shown.code) == (0, 0)
     assert "1s 5s, then 2 times as long, at most 1m, 9 attempts" in shown.out
@@ -197,6 +198,7 @@ def test_how_messages_are_delivered_is_set_shown_and_taken_back(run: Run) -> Non
     assert (found["disable_after"], found["timeout"]) == (None, 3)
     assert (after["schedule"], after["rate"], after["concurrency"]) == (None, None, 3)
     assert after["disable_after"] == 5 * 86_400
+    assert "5 d of failures alone" in told
 
 
 def test_all_that_is_wrong_with_what_is_set_is_told_at_once_and_nothing_is_set(run: Run) -> None:

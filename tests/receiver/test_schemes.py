@@ -340,7 +340,7 @@ def test_a_secret_is_shown_as_it_was_written(scheme: str) -> None:
     ("scheme", "settings", "told"),
     [
         ("noop", {}, "scheme: expected one of"),
-        ("hmac", {"signatures": {}}, "signatures"),
+        ("hmac", {"signatures": {}}, "signatures: there is no such setting"),
         ("hmac", {"signature": {"digest": "md5"}}, "signature.digest"),
         ("hmac", {"signature": {"template": "{url}.{body}"}}, "template: expected"),
         ("hmac", {"signature": {"template": "v1"}}, "expected {body}, once"),

@@ -351,6 +351,13 @@ def test_one_seed_makes_the_same_to_the_byte_and_another_one_does_not(scheme: st
     assert json.loads(once[0].body)
 
 
+@pytest.mark.parametrize("scheme", [name for name, preset in PRESETS.items() if preset.get("once")])
+def test_what_counts_once_by_its_body_has_another_body_in_each_run(scheme: str) -> None:
+    once, other = planned(scheme, count=3), planned(scheme, count=3, seed=8)
+
+    assert not {it.body for it in once} & {it.body for it in other}
+
+
 def test_copies_come_behind_what_they_copy_and_events_near_their_place() -> None:
     made = planned(count=200, duplicates=0.5, reorder=True)
     events = [it.number for it in made if not it.is_copy]
