@@ -33,6 +33,7 @@ from receiver.answers import challenged
 from receiver.authenticity import Proof
 from receiver.mapping import challenge_in, content_of, event_from
 from receiver.senders import Sender
+from receiver.sequence import SEQUENCE
 from receiver.settings import ReceiverSettings
 
 FORMATS: Final = "application/cloudevents"
@@ -262,7 +263,7 @@ def refusal_of(error: WaypostError) -> Refusal:
     return Refusal(error.http_status, error.code)
 
 
-NAMES: Final = ("specversion", *CORE, "data", "data_base64")
+NAMES: Final = ("specversion", *CORE, SEQUENCE, "data", "data_base64")
 
 
 def faults_of(error: Exception | None) -> dict[str, str]:

@@ -40,10 +40,10 @@ class Progress:
         note(f"  {self.good} {what:<12}{plain(detail):<68} {self.seconds:6.1f} s")
 
     def failed(self, text: str) -> None:
-        self.line(f"{self.bad} {plain(text)}")
+        self.line(f"{self.bad} {text}")
 
     def line(self, text: str = "") -> None:
-        note(f"  {text}" if text else "")
+        note(f"  {plain(text)}" if text else "")
 
     @property
     def seconds(self) -> float:

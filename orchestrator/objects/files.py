@@ -64,6 +64,8 @@ class FileStore:
             why = os.strerror(error.errno) if error.errno else str(error)
             if error.errno in DENIED:
                 raise StoreDenied(self.name, why) from None
+            if error.errno == errno.ENOTDIR and not self._root.is_dir():
+                raise StoreAway(self.name, "no folder") from None
             if error.errno in ODD:
                 raise ObjectDamaged(digest, self.name, f"no file ({why})") from None
             raise StoreAway(self.name, why) from None

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.cli.advice import answers, due
 from orchestrator.cli.arguments import parser
+from orchestrator.cli.local import Progress
 from orchestrator.cli.output import ago, as_json, plain, say, table
 from orchestrator.store.reading import MessageRow
 from orchestrator.store.tries import TryRow
@@ -24,6 +25,12 @@ HOSTILE = "a\x1b[31m\r\nb\x9b\u202e\u2028\x00\x7f\ud800"
 def test_a_hostile_value_is_one_line_of_visible_characters() -> None:
     assert plain(HOSTILE).isprintable()
     assert plain(HOSTILE).startswith("a\\x1b[31m\\r\\nb")
+
+
+def test_a_folder_with_a_hostile_name_reaches_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Progress().line(f"The data stays in {HOSTILE}.")
+
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
 
 
 def test_letters_of_every_alphabet_stay() -> None:

@@ -147,6 +147,10 @@ async def test_a_store_that_lacks_an_object_is_told_from_one_that_is_not_there(
     make(root)
     with pytest.raises(ObjectMissing, match="missing"):
         await store.get(DIGEST, size=SIZE)
+    root.rmdir()
+    root.touch()
+    with pytest.raises(StoreAway, match="no folder"):
+        await store.get(DIGEST, size=SIZE)
 
 
 async def test_a_store_that_does_not_let_us_says_so(

@@ -467,6 +467,8 @@ async def test_an_event_without_a_sequence_waits_for_nobody_and_a_malformed_one_
     answer = await world.refused(request(event(id="hostile", sequence=True)))
 
     assert (answer.status, await given(world.conn)) == (400, ["plain"])
+    assert answer.json["attributes"] == ["sequence"]
+    assert answer.json["detail"] == "sequence: expected text"
 
 
 async def test_what_is_sealed_with_a_key_that_is_not_here_keeps_its_place_and_other_streams_go_on(
