@@ -532,7 +532,7 @@ def add_messages(command: Command) -> None:
     one.add_argument("--try", dest="number", type=count, metavar="N", help="its number (default: the last)")
     add_output(one)
     again = delivery.add_parser("replay", help="send events once more that have arrived")
-    again.add_argument("ids", nargs="+", type=execution, metavar="MESSAGE")
+    again.add_argument("ids", nargs="+", type=message, metavar="MESSAGE")
     again.add_argument("--as-new", action="store_true", help="as others, which name the old ones as cause")
     add_output(again)
     by_hand = delivery.add_parser("curl", help="a script that sends it once more; the secret is not in it")

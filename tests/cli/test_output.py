@@ -45,6 +45,7 @@ def test_letters_of_every_alphabet_stay() -> None:
             ("outbox", "list", "--endpoint", "\udcff"), "--endpoint: expected printable", id="filter"
         ),
         pytest.param(("inbox", "redrive", "q1", "--by", "\x1b"), "--by: expected printable", id="person"),
+        pytest.param(("delivery", "replay", "7"), "MESSAGE: expected a message's id", id="messages"),
         pytest.param(("dlq", "show", "7"), "MESSAGE: expected a message's id, found '7'", id="message"),
     ],
 )

@@ -47,6 +47,11 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def become_file(folder: Path) -> None:
+    folder.rmdir()
+    folder.touch()
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
@@ -147,8 +152,7 @@ async def test_a_store_that_lacks_an_object_is_told_from_one_that_is_not_there(
     make(root)
     with pytest.raises(ObjectMissing, match="missing"):
         await store.get(DIGEST, size=SIZE)
-    root.rmdir()
-    root.touch()
+    become_file(root)
     with pytest.raises(StoreAway, match="no folder"):
         await store.get(DIGEST, size=SIZE)
 
