@@ -159,13 +159,18 @@ class Installation:
 
     async def ended(self, execution: UUID, *, seconds: float = PATIENCE_SECONDS) -> ExecutionView:
         """The execution, once it has ended or is held. Raises TimeoutError, which says where it is; Unexpected."""
-        try:
-            view = await self.client.wait(execution, seconds=seconds)
-        except TimeoutError:
-            self.check()
-            raise TimeoutError(await self._where(execution)) from None
-        self.check()
-        return view
+        over = time.monotonic() + seconds
+        while True:
+            left = over - time.monotonic()
+            try:
+                view = await self.client.wait(execution, seconds=max(0.0, min(0.5, left)))
+            except TimeoutError:
+                self.check()  # what has no script is told soon, and not when patience ends
+                if left <= 0.5:
+                    raise TimeoutError(await self._where(execution)) from None
+            else:
+                self.check()
+                return view
 
     async def asks(self, execution: UUID, what: str) -> ExecutionView:
         """The execution, once it has asked for `what`: a path or a name, as `sleep`, `charge#2` or an event's type."""

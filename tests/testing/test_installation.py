@@ -133,6 +133,15 @@ async def test_a_command_without_a_script_fails_the_test_and_says_which(waypost:
             await here.until(lambda: noticed(here), what="it to be noticed")
 
 
+async def test_who_waits_for_an_end_hears_of_a_command_without_a_script_before_patience_ends(
+    waypost: Waypost,
+) -> None:
+    with pytest.raises(Unexpected, match=r"bank got bank.charge"):
+        async with waypost(doubtful) as here:
+            await here.service("bank")
+            await here.ended(await here.start(doubtful, "A"), seconds=3600)
+
+
 async def noticed(here: Installation) -> bool:
     return bool(here.services["bank"].unexpected)
 
