@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from psycopg_pool import AsyncConnectionPool
 
@@ -17,11 +19,20 @@ from contracts.replies import CAUSATION
 from contracts.strict_json import Json
 from receiver.arrivals import Arrival, mail_of
 from receiver.inbox import Connection, MailItem, Posted
-from receiver.intake import Conflicting, Intake
+from receiver.intake import Conflicting, Intake, unavailable
 from receiver.quarantine import Kept, Reason, fault_of, headers_for, keep, told
 from receiver.senders import CONNECTION_SECONDS, Sender
 from receiver.sequence import Position, position_of
-from receiver.streams import Became, NameTaken, Streams, arrive, conflict_with, stand_all
+from receiver.streams import (
+    Became,
+    NameTaken,
+    Stream,
+    Streams,
+    arrive,
+    conflict_with,
+    stand_all,
+    stream_of,
+)
 
 APART_MAX: Final = 2
 """Transactions at once of one receiver that keep something apart."""
@@ -91,6 +102,7 @@ class Admission:
         self.observer = observer
         self.clock = clock
         self.apart = asyncio.Semaphore(APART_MAX)
+        self.at_work: WeakValueDictionary[Stream, asyncio.Lock] = WeakValueDictionary()
 
     async def admit(self, piece: Piece) -> Became:
         """What became of an event, when that is durable. Raises NotAllowed, MalformedEvent, Unstorable, Unavailable."""
@@ -113,7 +125,7 @@ class Admission:
         async def work(conn: Connection) -> Became:
             return await arrive(conn, position, kept, item, traced=self.intake.traced)
 
-        async with self.apart:
+        async with self._slot(stream_of(position, kept)):
             became = await self.intake.together(work)
         if became.calls:
             self.streams.look()
@@ -127,9 +139,24 @@ class Admission:
             return await self.keep(piece.apart("conflict", conflict_with(became.posted)))
         return became
 
+    @asynccontextmanager
+    async def _slot(self, stream: Stream | None = None) -> AsyncGenerator[None]:
+        """Room for one transaction. Those of a stream wait for each other in any case: here they do so before they take
+        the room of others. Raises Unavailable when there is none in time.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self.intake.settings.wait_seconds):
+                    if stream is not None:
+                        await stack.enter_async_context(self.at_work.setdefault(stream, asyncio.Lock()))
+                    await stack.enter_async_context(self.apart)
+            except TimeoutError as error:
+                raise unavailable(error) from None
+            yield
+
     async def keep(self, kept: Kept) -> Became:
         """Keep apart what is no mail, durably."""
-        async with self.apart, self.pool.connection(CONNECTION_SECONDS) as conn, conn.transaction():
+        async with self._slot(), self.pool.connection(CONNECTION_SECONDS) as conn, conn.transaction():
             new = await keep(conn, kept)
         self.observer.saw("event.quarantined", sender=kept.sender.name, reason=kept.reason)
         return Became(None, kept.reason, new, calls=False)

@@ -21,6 +21,8 @@ from orchestrator.registry import set_sender
 from orchestrator.store import inbox as store
 from orchestrator.store.situation import ahead
 from receiver import streams
+from receiver.admission import APART_MAX
+from receiver.settings import ReceiverSettings
 from receiver.streams import Stream, lock
 from tests.receiver.test_batches import batch
 from tests.receiver.test_quarantine import PAYOUT, expect
@@ -539,3 +541,37 @@ async def test_a_sender_with_a_secret_that_cannot_be_read_is_let_in_by_its_other
         assert (await world.post(numbered(number))).status == 202
 
     await until_given(world.conn, "e1", "e2")
+
+
+async def test_a_stream_that_is_held_takes_no_room_of_others(world: World) -> None:
+    async with world.receiver.streams.pool.connection() as holder, holder.transaction():
+        await lock(holder, Stream(1, "payments", "/held"))
+        held = [asyncio.create_task(world.post(numbered(it, source="/held"))) for it in range(1, 7)]
+        await until(lambda: one_waits(world.conn), what="one that waits")
+
+        assert (await world.post(numbered(1, source="/free"))).status == 202
+        assert not any(it.done() for it in held)
+
+    assert {(await it).status for it in held} == {202}
+
+
+async def one_waits(conn: Connection) -> bool:
+    query = """
+        select count(*)
+          from pg_stat_activity
+         where wait_event_type = 'Lock'
+           and datname = current_database()
+    """
+    return await one(conn, query) > 0
+
+
+async def test_who_gets_no_room_in_time_is_told_to_come_again(pool: Pool, conn: Connection) -> None:
+    await add_sender(conn)
+    await ordered(conn)
+    async with running(pool, conn, settings=ReceiverSettings(wait_seconds=0.1)) as world:
+        for _ in range(APART_MAX):
+            await world.receiver.admission.apart.acquire()
+
+        answer = await world.post(numbered(1))
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
