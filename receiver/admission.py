@@ -35,7 +35,7 @@ from receiver.streams import (
 )
 
 APART_MAX: Final = 2
-"""Transactions at once of one receiver that keep something apart."""
+"""Transactions at once of one receiver that keep something apart, or are those of streams; one of each stream."""
 ELEMENT: Final = {"content-type": STRUCTURED}
 """What is kept of the headers of an element of a batch: it is an event."""
 
