@@ -22,8 +22,10 @@ def texts(values: Iterable[str | None]) -> str:
     return (
         "{"
         + ",".join(
-            "null" if value is None else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-            for value in values
+            [
+                "null" if value is None else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+                for value in values
+            ]
         )
         + "}"
     )

@@ -34,9 +34,10 @@ class Accepted(web.Response):
     """A response as any other; `on_the_wire` has the bytes of it for a connection that is kept."""
 
     def __init__(self, answer: Answer, *, duplicate: bool, status: Status = ACCEPTED) -> None:
-        headers = DUPLICATE if duplicate else STORED
-        super().__init__(**body_of(status, BODIES[answer]), headers=with_type(status, headers))
-        self._kind = answer, duplicate, status
+        kind: Kind = answer, duplicate, status
+        body, headers = SAID[kind]
+        super().__init__(status=status, body=body, headers=headers.copy())
+        self._kind = kind
 
     @property
     def keep_alive(self) -> bool:
@@ -45,9 +46,7 @@ class Accepted(web.Response):
 
     def on_the_wire(self) -> bytes:
         """Head and body, as HTTP/1.1 (RFC 9112, section 2.1)."""
-        answer, _, status = self._kind
-        body = b"" if status == NO_CONTENT else BODIES[answer]
-        return HEADS[self._kind] + b"Date: " + today() + b"\r\n\r\n" + body
+        return HEADS[self._kind] + b"Date: " + today() + b"\r\n\r\n" + (SAID[self._kind][0] or b"")
 
 
 def body_of(status: Status, body: bytes) -> dict[str, Any]:
@@ -101,20 +100,28 @@ def is_plain(request: web.BaseRequest) -> bool:
     return request.version == HttpVersion11 and request.keep_alive and "Upgrade" not in request.headers
 
 
-def head(answer: Answer, status: Status, headers: CIMultiDict[str]) -> bytes:
-    lines = dict(with_type(status, headers))
-    if status != NO_CONTENT:
-        lines["Content-Length"] = str(len(BODIES[answer]))
+Kind = tuple[Answer, bool, Status]
+"""What is told, whether it is a duplicate, and with which status."""
+KINDS: Final[list[Kind]] = [
+    (answer, twice, one) for answer in BODIES for twice in (False, True) for one in STATUSES
+]
+SAID: Final[dict[Kind, tuple[bytes | None, CIMultiDict[str]]]] = {
+    (answer, twice, status): (
+        None if status == NO_CONTENT else BODIES[answer],
+        with_type(status, DUPLICATE if twice else STORED),
+    )
+    for answer, twice, status in KINDS
+}
+"""Body and headers of each kind of answer."""
+
+
+def head(status: Status, body: bytes | None, headers: CIMultiDict[str]) -> bytes:
+    lines = dict(headers) if body is None else {**headers, "Content-Length": str(len(body))}
     line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
     return (line + "".join(f"{name}: {value}\r\n" for name, value in lines.items())).encode()
 
 
-HEADS: Final = {
-    (answer, duplicate, status): head(answer, status, DUPLICATE if duplicate else STORED)
-    for answer in BODIES
-    for duplicate in (False, True)
-    for status in STATUSES
-}
+HEADS: Final = {(answer, twice, one): head(one, *said) for (answer, twice, one), said in SAID.items()}
 
 
 class Clock:

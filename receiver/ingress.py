@@ -215,7 +215,7 @@ class Receiver:
         if path.startswith(PREFIX):
             return await self.desk.answer(request, path)
         name = route(request, path)
-        sender = await self.senders.get(name)
+        sender = self.senders.fresh(name) or await self.senders.get(name)
         if request.method == "OPTIONS":
             return self._consent(request, sender)
         body, proof, stale = await self._authentic(request, sender)
@@ -272,15 +272,15 @@ class Receiver:
         else:
             piece = Piece(sender, name, envelope, kept, request.headers, body, asked_at)
             became = await self.admission.admit(piece)
+        if became.reason is None:
+            assert became.posted is not None, "what is not kept apart is mail"
+            return accepted(became.posted, status=policy.answers.ack)
         return self._told(sender, became, mapped=is_mapped(request.headers, sender))
 
     def _told(self, sender: Sender, became: Became, *, mapped: bool) -> web.StreamResponse:
-        """What a sender is told of what became of its event."""
+        """What a sender is told of what became of its event that is no mail."""
         answers = sender.policy.answers
         match became.reason:
-            case None:
-                assert became.posted is not None, "what is not kept apart is mail"
-                return accepted(became.posted, status=answers.ack)
             case "ahead":  # as mail: a person has nothing to do about it
                 outcome = "stored" if became.new else "duplicate"
                 return accepted(Posted(outcome, None, "event"), status=answers.ack)

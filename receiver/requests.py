@@ -132,8 +132,9 @@ def is_binary(headers: Headers) -> bool:
 
 def is_mapped(headers: Headers, sender: Sender) -> bool:
     """Whether it may be a webhook that is no event, and is made one by its sender's rules."""
-    kind = media_type(headers.get("content-type", ""))
-    return sender.policy.event is not None and not kind.startswith(FORMATS)
+    if sender.policy.event is None:
+        return False
+    return not media_type(headers.get("content-type", "")).startswith(FORMATS)
 
 
 def signed_name(sender: Sender, proof: Proof, body: bytes) -> str | None:
@@ -199,7 +200,8 @@ async def read(request: web.BaseRequest, settings: ReceiverSettings) -> bytes:
     """Read the body, at most `body_bytes_max` of it, within `body_seconds`."""
     if (request.content_length or 0) > settings.body_bytes_max:
         raise Refusal(413, "body-size")
-    await expect(request)
+    if "expect" in request.headers:
+        await expect(request)
     if request.content.is_eof():  # a small request comes in one piece
         body = request.content.read_nowait()
         if len(body) > settings.body_bytes_max:
@@ -225,10 +227,7 @@ async def read_slowly(request: web.BaseRequest, settings: ReceiverSettings) -> b
 
 async def expect(request: web.BaseRequest) -> None:
     """Answer `Expect: 100-continue` only here, when the headers are good."""
-    expected = request.headers.get("expect")
-    if expected is None:
-        return
-    if expected.lower() != "100-continue":
+    if request.headers["expect"].lower() != "100-continue":
         raise Refusal(417, "expectation")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # it is no part of the response; aiohttp does the same

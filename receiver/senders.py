@@ -161,6 +161,11 @@ class Senders:
         self.kept: dict[Name, tuple[float, Sender | None]] = {}
         self.asking: dict[Name, asyncio.Task[Sender | None]] = {}
 
+    def fresh(self, name: Name) -> Sender | None:
+        """The sender of that name, when it was read a moment ago."""
+        known = self.kept.get(name)
+        return known[1] if known is not None and self.clock() < known[0] else None
+
     async def get(self, name: Name) -> Sender | None:
         """The sender of that name, or None. Raises what the database raises when it has to be asked."""
         known = self.kept.get(name)

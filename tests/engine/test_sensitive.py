@@ -123,6 +123,7 @@ SHOW: Final = {
     "outbox list": "",
     "outbox show": "message",
     "delivery list": "message",
+    "delivery show": "message",
     "dlq list": "",
     "dlq show": "message",
     "inbox list": "",
@@ -134,10 +135,11 @@ SHOW: Final = {
 """Commands that show what executions, messages and mail are about, and of which one."""
 OTHERS: Final = frozenset(
     """migrate;worker;tasks;relay;receiver;demo;dev;start;resume;cancel;decide;terminate;resolve;contracts
-    endpoint add;endpoint show;endpoint set;endpoint enable;endpoint disable;endpoint rotate
+    endpoint add;endpoint show;endpoint set;endpoint enable;endpoint disable;endpoint rotate;endpoint remove
     sender add;sender set;sender rotate;sender list;subscription add;subscription remove;subscription list
-    mutex show;inbox redrive;contract add;contract remove;contract list;delivery curl;dlq replay;dlq discard
-    flow list;flow share;flow unshare;payloads rekey;payloads sweep""".replace("\n    ", ";").split(";")
+    mutex show;inbox redrive;contract add;contract remove;contract list;delivery curl;delivery replay
+    dlq replay;dlq discard;flow list;flow share;flow unshare;payloads rekey;payloads sweep
+    simulate endpoint;simulate provider""".replace("\n    ", ";").split(";")
 )
 """Commands that show no data; and `delivery curl`, which is there to send it once more."""
 VERBS: Final = (
