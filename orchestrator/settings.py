@@ -61,15 +61,15 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-SPAN: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h)")
-UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+SPAN: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def span(text: str) -> timedelta:
-    """A duration as people write it: 500ms, 30s, 5m, 1h. Raises ValueError."""
+    """A duration as people write it: 500ms, 30s, 5m, 1h, 7d. Raises ValueError."""
     parts = SPAN.fullmatch(text)
     if parts is None:
-        raise ValueError(f"expected a duration such as 500ms, 30s or 5m, found {shown(text)}")
+        raise ValueError(f"expected a duration such as 500ms, 30s, 5m, 2h or 7d, found {shown(text)}")
     return timedelta(milliseconds=int(parts[1]) * UNITS[parts[2]])
 
 

@@ -494,7 +494,13 @@ def moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        return datetime.now(UTC) - duration(text)
+        found = None
+    if found is None:
+        try:
+            return datetime.now(UTC) - span(text)
+        except (ValueError, OverflowError):
+            expected = "expected a time such as 2026-11-30T12:00Z, or a span such as 2h: that long ago"
+            raise argparse.ArgumentTypeError(f"{expected}; found {shown(text)}") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -504,7 +510,9 @@ def per_second(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 100_000:
-        raise argparse.ArgumentTypeError(f"expected more than 0 a second, found {shown(text)}")
+        raise argparse.ArgumentTypeError(
+            f"expected more than 0 and at most 100000 a second, found {shown(text)}"
+        )
     return found
 
 

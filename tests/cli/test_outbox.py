@@ -83,6 +83,21 @@ def test_dead_letters_are_listed_by_endpoint_type_code_and_time(run: Run, dsn: s
     assert "http-503" in table
 
 
+@pytest.mark.parametrize("text", ["yesterday", "2", "99999999d"])
+def test_a_moment_that_is_none_is_refused_with_what_would_be_one(run: Run, text: str) -> None:
+    said = run("outbox", "list", "--since", text)
+
+    assert said.code == 2
+    assert (
+        f"expected a time such as 2026-11-30T12:00Z, or a span such as 2h: that long ago; found '{text}'"
+        in said.err
+    )
+
+
+def test_a_moment_may_be_days_ago(run: Run) -> None:
+    assert run("outbox", "list", "--since", "7d").code == 0
+
+
 def test_a_dead_letter_says_why_it_is_one_and_what_to_do(run: Run, dsn: str) -> None:
     message = dead(dsn)
 
