@@ -30,8 +30,11 @@ from tests.acceptance.sagas import (
 from tests.acceptance.stand import LEDGER, stand
 from tests.invariants import broken
 
-SAGAS: Final = 50
-HITS_MIN: Final = 30
+SIZES: Final = [
+    pytest.param(20, 12, id="20 sagas"),
+    pytest.param(50, 30, id="50 sagas", marks=pytest.mark.proof),
+]
+"""How many sagas, and how many deaths at least among them."""
 
 
 def test_the_ledger_shares_no_code_with_us() -> None:
@@ -44,15 +47,16 @@ def test_the_ledger_shares_no_code_with_us() -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int) -> None:
-    chance, orders = random.Random(seed), sagas(SAGAS, FEW_KINDS)
+@pytest.mark.parametrize(("number", "hits_min"), SIZES)
+async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int, number: int, hits_min: int) -> None:
+    chance, orders = random.Random(seed), sagas(number, FEW_KINDS)
     roles = ("receiver", "relay", "worker", "worker")
     ledger = ("--seed", str(seed), "--trouble", str(TROUBLE), "--ponder", "1")
     async with stand(dsn, tmp_path, roles=roles, ledger_options=ledger) as it, asyncio.TaskGroup() as returns:
-        starts = Starts(it, orders, chance.sample(orders, SAGAS))
+        starts = Starts(it, orders, chance.sample(orders, number))
         nemesis = Nemesis(it, returns, chance, starts.feed)
-        while nemesis.hits.total() < HITS_MIN and await starts.feed("worker"):
-            await starts.up_to(nemesis.hits.total() / HITS_MIN)
+        while nemesis.hits.total() < hits_min and await starts.feed("worker"):
+            await starts.up_to(nemesis.hits.total() / hits_min)
             await nemesis.round()
         await starts.up_to(1)
         await nemesis.rest()
@@ -60,7 +64,7 @@ async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int) -> None:
 
         proven = await proven_hits(it, nemesis)
         print(counted(proven), counted(summary(it.book())))  # noqa: T201  # in the report of a failure
-        assert proven.total() >= HITS_MIN
+        assert proven.total() >= hits_min
         assert await broken(it.conn, at_rest=True) == []
         await assert_no_mail_was_left_unread(it, orders)
         await assert_messages_arrived_as_they_were_committed(it)

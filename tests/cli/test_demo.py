@@ -122,6 +122,7 @@ def test_a_demo_that_is_stopped_impatiently_leaves_nothing_behind(tmp_path: Path
     assert not Path(data).exists()
 
 
+@pytest.mark.proof
 def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
     with running(waypost("demo"), environment={}, output=tmp_path / "out") as demo:
         data = demo.until_said(r"in (/\S+/waypost-[0-9a-f]+)")[1]
@@ -224,6 +225,7 @@ def test_dev_says_that_a_database_is_there_only_when_it_is(tmp_path: Path) -> No
     assert "postgres  " not in dev.said()
 
 
+@pytest.mark.proof
 def test_a_part_that_dies_is_started_again_by_dev(dsn: str, tmp_path: Path) -> None:
     settings = {
         "WAYPOST_DATABASE_URL": dsn,
@@ -279,6 +281,7 @@ def exported(environment: str) -> dict[str, str]:
     return {name: value for name, _, value in words if name != "PATH"}
 
 
+@pytest.mark.proof
 def test_dev_tells_the_first_try_that_fails(dsn: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = {

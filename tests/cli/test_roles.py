@@ -205,6 +205,7 @@ def traced_in(environment: dict[str, str]) -> tuple[int, int, int, bool]:
     return (*touched, *numbered)
 
 
+@pytest.mark.proof
 def test_an_operator_can_let_a_held_execution_go_on(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "buggy.py").write_text(
         "from orchestrator import Context, workflow\n"

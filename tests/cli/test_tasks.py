@@ -63,6 +63,7 @@ def said(environment: dict[str, str], folder: Path, *arguments: str) -> Any:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.proof
 def test_a_worker_that_is_killed_after_its_effect_is_followed_by_another_try_under_the_same_key(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ def whens(commits: list[Point], name: str) -> set[str]:
     return {point.when for point in commits if name in point.name.split("+")}
 
 
+@pytest.mark.proof
 async def test_every_commit_for_a_collector_is_a_crash_point(cluster: Cluster, tmp_path: Path) -> None:
     async with stands(cluster, tmp_path, 1, traced=True) as some:
         found = await survey(some, OF_TRACES, deaths=())

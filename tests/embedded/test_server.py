@@ -230,6 +230,7 @@ def test_the_server_ends_with_the_process_that_started_it(folder: Path) -> None:
         assert ask(running.dsn(), "select x from kept") == [(42,)]
 
 
+@pytest.mark.proof
 def test_a_server_that_was_left_behind_is_stopped_first(folder: Path) -> None:
     """Its starter and the shell that watches over it were both killed."""
     starter, _ = started_elsewhere(folder)
@@ -360,6 +361,7 @@ def call_as(user: User, data_dir: Path, binaries: Binaries) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.proof
 def test_a_free_port_that_is_lost_again_is_chosen_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedPostgres(folder) as first:
         offered = iter([first.port, free_port()])

@@ -14,7 +14,7 @@ from tests.explorer.catalogue import RACES
 from tests.explorer.ground import Ground
 from tests.explorer.races import Race, Stage
 
-FEW: Final = 20
+FEW: Final = 10
 MANY: Final = 400
 """Of a race that has more than ten thousand."""
 

@@ -150,6 +150,7 @@ def slow_step(shop: Shop) -> str:
     return shop.ask("start", "slow", "--input", "1").stdout.split()[0]
 
 
+@pytest.mark.proof
 def test_the_try_of_a_killed_worker_is_in_the_trace_and_ends_with_an_error(
     shop: Shop, collector: Collector
 ) -> None:
@@ -179,6 +180,7 @@ def test_the_try_of_a_killed_worker_is_in_the_trace_and_ends_with_an_error(
     assert [span.name for span in spans if not span.parent_id] == ["start slow"]
 
 
+@pytest.mark.proof
 def test_what_was_committed_before_a_worker_died_is_exported_by_the_next(
     shop: Shop, collector: Collector
 ) -> None:
