@@ -71,7 +71,8 @@ class Scopes:
                     joined.add(said["fork"])
                 case "closing":
                     closing[said["scope"]] = fact.position
-                    if not said["well"] or said["scope"] in stopped:
+                    # A branch that was told to end is undone however it ends; a flow that returns has completed.
+                    if not said["well"] or (said["scope"] in stopped and said["scope"] != ROOT):
                         badly.add(said["scope"])
                 case "closed" if not said["well"]:
                     badly.add(said["scope"])

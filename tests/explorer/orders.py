@@ -83,13 +83,16 @@ class Known:
             begin += str(choose(self._among[begin]))
         return begin in self._over
 
-    def first_unknown(self, pick: Callable[[Sequence[int]], int]) -> Chooser:
-        """A walk that was not run; `pick` chooses where there is a choice. There must be one."""
+    def first_unknown(self, pick: Callable[[Sequence[int]], int], *, again: bool = False) -> Chooser:
+        """A walk that was not run; `pick` chooses where there is a choice. There must be one; or `again`, one that was
+        run: who can take a step may hang on when a lock was let go, and then not all come to what is left.
+        """
         begin = ""
 
         def choose(among: Sequence[int]) -> int:
             nonlocal begin
-            taken = pick([n for n in among if begin + str(n) not in self._over])
+            left = [n for n in among if begin + str(n) not in self._over]
+            taken = pick(left or (among if again else left))
             begin += str(taken)
             return taken
 
@@ -106,7 +109,7 @@ async def every(run: Run[W]) -> AsyncIterator[W]:
 
 
 async def some(run: Run[W], *, programs: int, at_most: int, seed: int = 1) -> AsyncIterator[W]:
-    """Run every cut-in, then random orders until `at_most` orders were run, or all; none twice."""
+    """Run every cut-in, then random orders until `at_most` were run, or all; none twice, if that can be helped."""
     known, count = Known(), 0
     for choose in cut_ins(programs, known):
         walk = await run(choose)
@@ -115,7 +118,7 @@ async def some(run: Run[W], *, programs: int, at_most: int, seed: int = 1) -> As
         yield walk
     chance = random.Random(seed)  # an order, not a secret
     while count < at_most and not known.is_all:
-        walk = await run(known.first_unknown(chance.choice))
+        walk = await run(known.first_unknown(chance.choice, again=True))
         known.add(walk)
         count += 1
         yield walk
