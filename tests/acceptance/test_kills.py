@@ -46,6 +46,7 @@ def begun(steps: Path) -> list[str]:
     return steps.read_text(encoding="ascii").split() if steps.exists() else []
 
 
+@pytest.mark.proof
 async def test_a_result_that_was_not_stored_when_its_worker_died_is_made_again(
     dsn: str, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_result_that_was_not_stored_when_its_worker_died_is_made_again(
     assert facts(view, "orphaned", "ended")[2:4] == ["orphaned ", "ended pack"]
 
 
+@pytest.mark.proof
 async def test_a_reply_that_was_not_stored_when_the_receiver_died_was_not_acknowledged(
     dsn: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ WATCH_SECONDS = 90.0
 """Above the time between two looks, which is a minute and up to a fifth."""
 
 
+@pytest.mark.proof
 async def test_a_worker_that_starts_says_what_is_stuck_and_it_can_be_mended(dsn: str, tmp_path: Path) -> None:
     async with stand(dsn, tmp_path) as it:
         await break_one(it)
