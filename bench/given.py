@@ -71,7 +71,7 @@ class World:
         """Let each of `claims` send one command and wait for its reply."""
         turns = [self._turn(claim, "asked", due=None) for claim in claims]
         for turn in turns:
-            turn.messages.append(command_of(turn))
+            turn.messages = [command_of(turn)]
         await commits.commit(self.conn, turns, me=self.me)
 
     async def finish(self, claims: Sequence[Claim]) -> None:

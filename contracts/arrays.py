@@ -17,6 +17,16 @@ def plain(values: Iterable[object]) -> str:
     return "{" + ",".join(["null" if value is None else str(value) for value in values]) + "}"
 
 
+def numbers(values: Iterable[int]) -> str:
+    """Numbers, none of them null."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def words(values: Iterable[str]) -> str:
+    """Words as in `plain`, none of them null."""
+    return "{" + ",".join(values) + "}"
+
+
 def texts(values: Iterable[str | None]) -> str:
     """Any text; None becomes null."""
     return (

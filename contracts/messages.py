@@ -159,12 +159,15 @@ def command(endpoint: str, type: str, data: Json = None) -> Loose:  # noqa: A002
     return Loose(endpoint, type, data)
 
 
+SCALARS: Final = (str, int, float)
+
+
 def plain(value: Json) -> Json:
     """`value` as JSON-like data: models, dates, UUIDs and the like by pydantic's rules.
 
     What has no such form stays as it is, so that whoever encodes it can name the place.
     """
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, SCALARS):
         return value
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")

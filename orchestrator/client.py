@@ -200,13 +200,14 @@ class Client:
             raise OrderInvalid(f"key {key[:80]!r}: expected 1 to {KEY_BYTES_MAX} bytes of printable text")
         checked = flow.checked(input)
         text = strict_json.encode(checked, what=f"input of flow {flow.name}", bytes_max=Large.bytes_max())
-        execution = str(uuid7(at=datetime.now(UTC), chance=os.urandom(10)))
+        chance = os.urandom(18)
+        execution = str(uuid7(at=datetime.now(UTC), chance=chance[:10]))
         traceparent = trace.root(execution)
         started = {
             "input": checked,
             "definition": flow.name,
             "version": flow.version,
-            "seed": os.urandom(8).hex(),
+            "seed": chance[10:].hex(),
             "key": key,
             "traceparent": traceparent,
             **({"sensitive": sensitive} if (sensitive := flow.sensitive) else {}),

@@ -96,6 +96,13 @@ class Agenda:
             if ask.is_local and ask.retry_at is None and not self.is_over(ask)
         ]
 
+    def has_runnable(self) -> bool:
+        """Whether any is `runnable`."""
+        for _, ask in self.open.values():  # noqa: SIM110  # it is asked at each turn, and a generator costs as much again
+            if ask.is_local and ask.retry_at is None and not self.is_over(ask):
+                return True
+        return False
+
     def is_over(self, ask: Ask) -> bool:
         """Whether `ask` is open only for an answer: no try of it begins any more."""
         return ask.overdue or ask.probed is not None or ask.path in self.needs

@@ -114,7 +114,7 @@ class Branches:
             if isinstance(request, Fork):
                 request.close()
             raise self.fault
-        if isinstance(request, Ask | Fork) and branch.pending is None:
+        if isinstance(request, (Ask, Fork)) and branch.pending is None:
             return request
         return self._requested(branch, request)
 

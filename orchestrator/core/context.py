@@ -35,13 +35,13 @@ from orchestrator.core.path import Frame
 from orchestrator.core.retry import ONCE, STEP_RETRY, Retry
 from orchestrator.core.task import task_of
 from orchestrator.core.terms import (
-    Local,
     Op,
     Undo,
     adapter_of,
     check_ops,
     fitting,
     holds,
+    local_action,
     probes,
     promise,
     resends,
@@ -251,7 +251,7 @@ class Context:
         ask = Ask(
             "step",
             named(name or fn.__name__),
-            Local(fn, args).as_action(),
+            local_action(fn, args),
             undo=undoing(undo, adapter),
             timeout=since(timeout),
             retry=retry or STEP_RETRY,

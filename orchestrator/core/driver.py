@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
 from typing import Any, cast
-from uuid import UUID
 
 from contracts.errors import NotEncodable, TooLarge
+from contracts.identifiers import child_id
 from contracts.limits import FORK_WIDTH_MAX, OPEN_ASKS_MAX
 from orchestrator.core.agenda import Agenda
 from orchestrator.core.ask import Ask, Entry, Scope
@@ -29,8 +29,9 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.fact import Fact
 from orchestrator.core.finished import finished
+from orchestrator.core.follows import ClosedWait
 from orchestrator.core.fork import Fork
-from orchestrator.core.journal import ClosedWait, Journal
+from orchestrator.core.journal import Journal
 from orchestrator.core.mutexes import Mutexes, is_settling, turn_for
 from orchestrator.core.path import probe_path, undo_path
 from orchestrator.core.status import Status
@@ -43,14 +44,16 @@ class Driver:
     """Lets the branches of a program go on until all are blocked, and writes down what they say.
 
     `status` and `result` are its end, once it has one; `next` is what it goes on with as new. `overdue`: its deadline
-    is what stops it. `depth` is how many children deep it is itself; `child_id` makes the id of one from its path.
+    is what stops it. `depth` is how many children deep it is itself; ids of children are made of `execution` and
+    `epoch`.
     """
 
     __slots__ = (
         "agenda",
         "branches",
-        "child_id",
         "depth",
+        "epoch",
+        "execution",
         "journal",
         "mutexes",
         "next",
@@ -66,9 +69,10 @@ class Driver:
         agenda: Agenda,
         branches: Branches,
         undoing: Undoing,
-        child_id: Callable[[str], UUID],
+        execution: str,
     ) -> None:
-        self.child_id = child_id
+        self.execution = execution
+        self.epoch = 0
         self.depth = 0
         self.journal = journal
         self.agenda = agenda
@@ -114,7 +118,7 @@ class Driver:
             raise LimitExceeded(f"open_asks_max: {OPEN_ASKS_MAX} asks are open")
         ask = placed(branch, ask)
         if ask.is_child:
-            ask.args["execution"] = str(self.child_id(ask.path))
+            ask.args["execution"] = str(child_id(self.execution, self.epoch, ask.path))
         data: dict[str, Json] = {"kind": ask.kind, "name": ask.name, "args": ask.args}
         if ask.timeout is not None:
             data["due"] = journal.due_in(ask.timeout)
@@ -123,7 +127,8 @@ class Driver:
         undo = None if ask.is_exact else ask.undo  # what has not ended then needs none
         if undo is not None:
             data["undo"] = making_undo(ask.path, undo, False, None)
-        data |= promised(ask)
+        if ask.effect or ask.probe is not None:
+            data |= promised(ask)
         fact = journal.recall("asked", ask.path, data)
         if fact is None:
             text, unfit = self._fit(data, ask)
@@ -170,7 +175,7 @@ class Driver:
         if ask.mutex is not None and fact.kind != "withdrawn":
             self.mutexes.over(ask, fact, settling=is_settling(fact))
         if ask.kind == "event" and self.journal.is_new(fact):
-            self.journal.closed_waits.append(ClosedWait(ask, fact.position))
+            self.journal.follows.add(ClosedWait(ask, fact.position))
 
     def ask_probe(self, branch: Branch, call: Ask) -> None:
         """Ask what became of `call`, of which nobody knows, and which has settled. Its branch waits as before."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, cast
 
@@ -13,6 +11,7 @@ from contracts.limits import PAYLOAD_BYTES_MAX
 from orchestrator.core.ask import Ask
 from orchestrator.core.errors import LimitExceeded, NonDeterminism
 from orchestrator.core.fact import BYSTANDERS, Fact, saying
+from orchestrator.core.follows import Follows, LeftChild, LetGo, TakenBack
 from orchestrator.core.past import Past
 
 Json = Any
@@ -20,85 +19,29 @@ Json = Any
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """A message, or a task, that nobody waits for any more, and the position of the fact that says so."""
-
-    path: str
-    asked_at: datetime
-    position: int
-    task: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedWait:
-    """A wait for an event that is over, and the position of the fact that says so."""
-
-    ask: Ask
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class SentAgain:
-    """A message that is made again for the same ask, and the position and time of the fact that says so."""
-
-    ask: Ask
-    attempt: int
-    position: int
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class LeftChild:
-    """A child that is told to end, and the position of the fact that says so."""
-
-    path: str
-    execution: str
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """A mutex that was asked for at `path`, and that nobody waits for or needs any more: so says the fact at
-    `position`. `asked` is the position of its asking, where that may be as new.
-    """
-
-    path: str
-    asked: int
-    position: int
-
-
 class Journal:
     """Facts in order: `position` and `at` are the last one's, `new` are those that are not yet committed; `before` came
     before the epoch that runs, and count for no limit.
 
-    `taken_back`, `closed_waits`, `sent_again`, `left_children` and `let_go` are what else follows from `new`. `past` is
-    what was recorded, while the program runs through it: then what it says is compared, and is new where nothing was
-    recorded. A worker's death on the way is told to `on_death`. Once `closed`, nothing is written down any more.
+    `follows` is what else follows from `new`. `past` is what was recorded, while the program runs through it: then what
+    it says is compared, and is new where nothing was recorded. Once `closed`, nothing is written down any more.
     """
 
     __slots__ = (
-        "at", "before", "closed", "closed_waits", "facts_max", "left_children", "let_go", "new", "on_death", "past",
-        "payload_max", "position", "present", "sent_again", "sent_max", "taken_back",
+        "at", "before", "closed", "facts_max", "follows", "new", "past", "payload_max", "position", "present",
+        "sent_max",
     )  # fmt: skip
 
-    def __init__(
-        self, *, facts_max: int, payload_max: int, sent_max: int, on_death: Callable[[Fact], None]
-    ) -> None:
+    def __init__(self, *, facts_max: int, payload_max: int, sent_max: int) -> None:
         self.facts_max = facts_max
         self.payload_max = payload_max
         self.sent_max = sent_max
-        self.on_death = on_death
         self.position = 0
         self.before = 0
         self.at = BEGINNING
         self.present = BEGINNING
         self.new: list[Fact] = []
-        self.taken_back: list[TakenBack] = []
-        self.closed_waits: list[ClosedWait] = []
-        self.sent_again: list[SentAgain] = []
-        self.left_children: list[LeftChild] = []
-        self.let_go: list[LetGo] = []
+        self.follows = Follows()
         self.past: Past | None = None
         self.closed = False
 
@@ -113,6 +56,8 @@ class Journal:
 
     def recall(self, kind: str, path: str, data: dict[str, Json]) -> Fact | None:
         """What was recorded when the program said this; None when that is new. The recorded fact wins."""
+        if self.past is None:
+            return None
         recorded = self.recall_if_said(kind, path, data)
         other = None if recorded is not None else self.recorded()
         if other is not None:
@@ -158,7 +103,7 @@ class Journal:
         fact = past.recorded()
         self.position = max(self.position, past.position)
         while past.deaths:
-            self.on_death(past.deaths.pop(0))
+            past.on_death(past.deaths.pop(0))
         return fact
 
     def due_in(self, span: timedelta) -> str:
@@ -206,14 +151,14 @@ class Journal:
     def takes_back(self, ask: Ask, position: int) -> None:
         """What `ask` left is not needed any more: so says the fact at `position`, which is new."""
         if ask.is_child:
-            self.left_children.append(LeftChild(ask.path, ask.args["execution"], position))
+            self.follows.add(LeftChild(ask.path, ask.args["execution"], position))
         if ask.is_sent and ask.asked_at is not None:
             at = ask.sent_at or ask.asked_at
-            self.taken_back.append(TakenBack(ask.path, at, position, task=ask.is_task))
+            self.follows.add(TakenBack(ask.path, at, position, task=ask.is_task))
 
     def lets_go(self, path: str, *, position: int, asked: int = 0) -> None:
         """The mutex that was asked for at `path` is free for others: so says the fact at `position`."""
-        self.let_go.append(LetGo(path, asked, position))
+        self.follows.add(LetGo(path, asked, position))
 
     def forget_beyond(self, position: int, kept: int) -> None:
         """Nothing that a stopped program said counts, nor what follows from it: it will say it again.
@@ -221,11 +166,7 @@ class Journal:
         The first `kept` of what is new stay.
         """
         del self.new[kept:]
-        self.taken_back[:] = [one for one in self.taken_back if one.position <= position]
-        self.closed_waits[:] = [one for one in self.closed_waits if one.position <= position]
-        self.sent_again[:] = [one for one in self.sent_again if one.position <= position]
-        self.left_children[:] = [one for one in self.left_children if one.position <= position]
-        self.let_go[:] = [one for one in self.let_go if one.position <= position]
+        self.follows.forget_beyond(position)
         self.position = position
 
     def check_complete(self, known: int) -> None:

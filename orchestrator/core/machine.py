@@ -11,11 +11,9 @@ import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
-from uuid import UUID
 
 from contracts import strict_json
 from contracts.errors import NotEncodable, TooLarge, shown
-from contracts.identifiers import child_id
 from contracts.limits import FACTS_MAX, PAYLOAD_BYTES_MAX, STARTS_MAX, UNDOS_MAX
 from orchestrator.core import attributes
 from orchestrator.core.agenda import Agenda
@@ -37,7 +35,8 @@ from orchestrator.core.errors import (
     reason_of,
 )
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.journal import BEGINNING, ClosedWait, Journal, LeftChild, LetGo, SentAgain, TakenBack
+from orchestrator.core.follows import ClosedWait, Follows, LeftChild, LetGo, SentAgain, TakenBack
+from orchestrator.core.journal import BEGINNING, Journal
 from orchestrator.core.mutexes import FLOW, Mutexes
 from orchestrator.core.past import Past
 from orchestrator.core.path import patch_path
@@ -54,10 +53,9 @@ class Machine:
     """What a flow's context talks to: it turns what the program asks into facts, and facts into answers.
 
     Feed it a journal once (`replay`), then the world (`tell`, `fire`). `new` holds the facts that are not
-    yet committed; `open` what the program waits for; `held` why a person is needed. `taken_back`,
-    `closed_waits`, `sent_again`, `left_children` and `let_go` are what else follows from `new`. Once it `continues` as
-    new, nothing more is heard: a machine of its own goes on from the last fact. Ids of children are made of
-    `execution`.
+    yet committed, `follows` what else follows from them; `open` what the program waits for; `held` why a person is
+    needed. Once it `continues` as new, nothing more is heard: a machine of its own goes on from the last fact. Ids of
+    children are made of `execution`.
 
     Its parts: the `journal` (what was said), the `agenda` (what is open, and when it is due), the `branches`
     (where the program stands), what is to be undone, and the driver, which lets the program speak.
@@ -77,9 +75,7 @@ class Machine:
         self.started: dict[str, Json] = {}
         self.began = BEGINNING
         self.segments: Segments | None = None  # of its trace, for who makes messages of what it asks
-        self.journal = Journal(
-            facts_max=facts_max, payload_max=payload_max, sent_max=sent_max, on_death=self._bury
-        )
+        self.journal = Journal(facts_max=facts_max, payload_max=payload_max, sent_max=sent_max)
         self.continues = False
         self.started_now = 0
         self._begin_anew()
@@ -89,7 +85,7 @@ class Machine:
         self.agenda = Agenda()
         self.undoing = Undoing(entries_max=UNDOS_MAX)
         self.branches = Branches()
-        self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing, self._child_id)
+        self._driver = Driver(self.journal, self.agenda, self.branches, self.undoing, self.execution)
         self._seed = b""
         self._patches: dict[str, bool] = {}
         self.attributes: dict[str, Json] = {}
@@ -126,24 +122,29 @@ class Machine:
         return self.journal.new
 
     @property
+    def follows(self) -> Follows:
+        """What else follows from `new`."""
+        return self.journal.follows
+
+    @property
     def taken_back(self) -> list[TakenBack]:
-        return self.journal.taken_back
+        return self.follows.of(TakenBack)
 
     @property
     def closed_waits(self) -> list[ClosedWait]:
-        return self.journal.closed_waits
+        return self.follows.of(ClosedWait)
 
     @property
     def sent_again(self) -> list[SentAgain]:
-        return self.journal.sent_again
+        return self.follows.of(SentAgain)
 
     @property
     def left_children(self) -> list[LeftChild]:
-        return self.journal.left_children
+        return self.follows.of(LeftChild)
 
     @property
     def let_go(self) -> list[LetGo]:
-        return self.journal.let_go
+        return self.follows.of(LetGo)
 
     @property
     def mutexes(self) -> Mutexes:
@@ -169,6 +170,10 @@ class Machine:
         """Local work whose time has come. A step that a person has to decide about is not run meanwhile."""
         return self.agenda.runnable()
 
+    def has_runnable(self) -> bool:
+        """Whether there is local work whose time has come."""
+        return self.agenda.has_runnable()
+
     def has_no_use_for(self, path: str) -> bool:
         """Whether a try at `path` that runs is to be stopped: its step is over, or its time has run out."""
         return path not in self.open or self.open[path][1].overdue
@@ -176,9 +181,10 @@ class Machine:
     def settling(self, *, local: bool | None = None) -> list[str]:
         """Paths of what has timed out and may still turn out to be done or not; only local work, or only other."""
         waits = {path: entry.local for path, entry in self.undoing.unsettled.items() if entry.settling}
-        waits |= {
-            path: ask.is_local for path, (_, ask) in self.open.items() if ask.overdue
-        } | self.mutexes.leaving
+        for path, (_, ask) in self.open.items():
+            if ask.overdue:
+                waits[path] = ask.is_local
+        waits |= self.mutexes.leaving
         return [path for path, is_local in waits.items() if local is None or is_local is local]
 
     def take_new(self) -> list[Fact]:
@@ -205,7 +211,7 @@ class Machine:
         self._decide()
 
     def _replay(self, journal: Sequence[Fact], *, complete: bool) -> None:
-        past = self.journal.past = Past(journal)
+        past = self.journal.past = Past(journal, on_death=self._bury)
         known = len(self.new)
         unchecked = complete and not past.is_unfinished
         while True:
@@ -226,12 +232,12 @@ class Machine:
         Raises NotEncodable or TooLarge, with nothing changed, when the fact cannot be stored, and a Halt
         when the execution must be held; `new` then ends with the input at which the program stopped.
         """
-        never_sent = actor == "relay" or error_in(data).get("code") == "never-sent"
-        if never_sent and data.get("outcome") == "refused" and self._was_given_up(path):
-            data = data | {"outcome": "failed"}
-        if (
-            kind == "ended"
-        ):  # nobody answers a timer, an event comes by its name, an unknown tells a held step nothing
+        if data.get("outcome") == "refused":
+            never_sent = actor == "relay" or error_in(data).get("code") == "never-sent"
+            if never_sent and self._was_given_up(path):
+                data = data | {"outcome": "failed"}
+        # Nobody answers a timer, an event comes by its name, an unknown tells a held step nothing.
+        if kind == "ended":
             found = self.agenda.open.get(path)
             if (
                 found is None
@@ -499,7 +505,7 @@ class Machine:
         self._seed = str(fact.data.get("seed", "")).encode()
         self.attributes = fact.data.get("attributes", {})
         self.agenda.deadline = moment(fact.data.get("deadline"))
-        self._driver.depth = int(fact.data.get("depth", 0))
+        self._driver.depth, self._driver.epoch = int(fact.data.get("depth", 0)), self.epoch
         self.mutexes.begin(fact.data)
         self.branches.begin(self.program(self, fact.data.get("input")))
 
@@ -605,7 +611,7 @@ class Machine:
         if ask.entry is not None and ask.kind != "undo":
             ask.entry.asked_at, ask.entry.again = fact.at, True
         if self.journal.is_new(fact):
-            self.journal.sent_again.append(SentAgain(ask, ask.attempt, fact.position, fact.at))
+            self.journal.follows.add(SentAgain(ask, ask.attempt, fact.position, fact.at))
 
     def on_late(self, fact: Fact) -> None:
         """An answer for a path that is over: it settles, or makes the unknown known; it resumes nothing."""
@@ -739,9 +745,6 @@ class Machine:
         identity = id_of(self.execution, self.epoch, path, flow=args["flow"], key=args["key"])
         fact = self._note(path, "start", name, args | {"execution": str(identity)})
         return fact.data["args"]["execution"]
-
-    def _child_id(self, path: str) -> UUID:
-        return child_id(self.execution, self.epoch, path)
 
     def continue_as_new(self, input: Json) -> NoReturn:  # noqa: A002  # an execution's input, everywhere
         """The program ends here, and begins again with `input`. Raises UsageError where it may not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from orchestrator.core.errors import STOPPING, NonDeterminism
@@ -13,11 +13,12 @@ class Past:
     """A cursor over `journal`. Input facts are taken as they come; produced facts must be the very next ones.
 
     Bystanders are passed on the way; `deaths` collects the workers' deaths among those, which have effect
-    wherever they stand.
+    wherever they stand: whoever meets them tells `on_death`.
     """
 
-    def __init__(self, journal: Sequence[Fact]) -> None:
+    def __init__(self, journal: Sequence[Fact], *, on_death: Callable[[Fact], None]) -> None:
         self._journal = journal
+        self.on_death = on_death
         self._cursor = 0
         self._tail, self.is_unfinished = ending(journal)
         self.deaths: list[Fact] = []

@@ -40,16 +40,15 @@ class Local:
     args: tuple[Any, ...]
 
     def as_action(self) -> dict[str, Json]:
-        said: dict[str, Json] = {
-            "do": "step",
-            "name": address(self.fn),
-            "data": [plain(arg) for arg in self.args],
-        }
-        if known:
-            said |= marks(
-                data=argument_places(positions(self.fn), self.fn, self.args), value=result_places(self.fn)
-            )
-        return said
+        return local_action(self.fn, self.args)
+
+
+def local_action(fn: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Json]:
+    """`fn(*args)` as an action: what a worker finds the function and its arguments by."""
+    said: dict[str, Json] = {"do": "step", "name": address(fn), "data": [plain(arg) for arg in args]}
+    if known:
+        said |= marks(data=argument_places(positions(fn), fn, args), value=result_places(fn))
+    return said
 
 
 def local(fn: Callable[[*Ts], Any], /, *args: *Ts) -> Local:

@@ -167,13 +167,21 @@ def failure(error: BaseException, pulse: Pulse) -> Failure:
 async def called(
     fn: Callable[..., Any], args: tuple[Any, ...], pulse: Pulse, threads: ThreadPoolExecutor
 ) -> Any:
-    if inspect.iscoroutinefunction(fn):
+    if is_coroutine_function(fn):
         pulse.begin()
         return await fn(*args)
     value, raised = await in_thread(threads, fn, args, pulse)
     if raised is not None:
         raise raised
     return await value if inspect.isawaitable(value) else value
+
+
+def is_coroutine_function(fn: Callable[..., Any]) -> bool:
+    """As that of `inspect`, which takes its time: most are, and say so themselves."""
+    code = getattr(fn, "__code__", None)
+    return (code is not None and bool(code.co_flags & inspect.CO_COROUTINE)) or inspect.iscoroutinefunction(
+        fn
+    )
 
 
 async def in_thread(
@@ -276,7 +284,7 @@ async def stopped(task: asyncio.Task[Result]) -> None:
 
 def stored(fn: Callable[..., Any], value: Any) -> Json:
     """`value` as the journal will give it back, so that `fn`'s annotation reads it then as it reads it now."""
-    if value is None or type(value) in (str, int, bool):
+    if type(value) in AS_THEY_ARE:
         return value
     adapter = result_adapter(fn)
     try:
@@ -292,19 +300,29 @@ def read_back(value: Json) -> Json:
     A program that walks over a result must find the same order when it is replayed. What has no JSON form
     stays as it is. Source: PostgreSQL documentation, 8.14 (jsonb keeps no order of members), and jsonb_util.c.
     """
+    if type(value) in AS_THEY_ARE:
+        return value
     if isinstance(value, dict):
-        members = cast("dict[object, Json]", value).items()
-        named = [(name, read_back(item)) for name, item in members if isinstance(name, str)]
-        if len(named) < len(members):
-            return cast("Json", value)
-        return dict(sorted(named, key=lambda member: jsonb_order(member[0])))
-    if isinstance(value, list | tuple):
+        return members_back(cast("dict[object, Json]", value))
+    if isinstance(value, (list, tuple)):
         return [read_back(item) for item in cast("list[Json]", value)]
     if isinstance(value, float):
         return number(float(value))
-    if isinstance(value, str | int) and type(value) not in (str, int, bool):
+    if isinstance(value, str | int):
         return str.__str__(value) if isinstance(value, str) else int(value)
     return value
+
+
+def members_back(value: dict[object, Json]) -> Json:
+    """A JSON object as jsonb gives it back; `value` itself when a name is no string."""
+    named = [(name, read_back(item)) for name, item in value.items() if isinstance(name, str)]
+    if len(named) < len(value):
+        return value
+    return dict(sorted(named, key=lambda member: jsonb_order(member[0])) if len(named) > 1 else named)
+
+
+AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
+"""Types whose values jsonb gives back as they were."""
 
 
 def number(value: float) -> float | int:

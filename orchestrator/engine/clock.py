@@ -23,4 +23,4 @@ class Clock:
             self._told, self._mark = at, time.monotonic()
 
     def now(self) -> datetime:
-        return self._told + timedelta(seconds=time.monotonic() - self._mark)
+        return self._told + timedelta(0, time.monotonic() - self._mark)

@@ -10,7 +10,7 @@ from contracts import strict_json, trace
 from contracts.identifiers import execution_key
 from orchestrator.core.errors import error_in
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import LeftChild
+from orchestrator.core.follows import LeftChild
 from orchestrator.core.machine import Machine
 from orchestrator.core.segments import anchor_of
 from orchestrator.core.status import Status
@@ -42,8 +42,8 @@ def family_of(
 def begins(fact: Fact) -> bool:
     """Whether a fact begins another execution: a child, or one that is only started."""
     kind = fact.data.get("kind")
-    return (fact.kind == "asked" and kind == "child" and "args" in fact.data) or (
-        fact.kind == "noted" and kind == "start"
+    return (kind == "child" and fact.kind == "asked" and "args" in fact.data) or (
+        kind == "start" and fact.kind == "noted"
     )
 
 

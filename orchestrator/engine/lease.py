@@ -58,7 +58,8 @@ class Lease:
         self._blocked = blocked
         self._patience = max(patience, span.total_seconds())
         self._loop_thread = threading.get_ident()
-        self._ends = granted + span.total_seconds()
+        self._seconds = span.total_seconds()
+        self._ends = granted + self._seconds
         self._tick = time.monotonic()
         self._over = threading.Event()
         self._stopped = threading.Event()
@@ -85,7 +86,7 @@ class Lease:
         """Whether an effect may begin now. Once it is false, it stays so: what we held may be another's."""
         if self._over.is_set():
             return False
-        if time.monotonic() < self._ends - self._span.total_seconds() * MARGIN:
+        if time.monotonic() < self._ends - self._seconds * MARGIN:
             return True
         self._lose()
         return False
@@ -98,18 +99,18 @@ class Lease:
         self._renew()
         if not self._over.is_set():
             self._lose()
-        while not self._stopped.wait(self._span.total_seconds() / RENEWALS):
+        while not self._stopped.wait(self._seconds / RENEWALS):
             if time.monotonic() - self._tick > self._patience:
                 self._blocked(stack_of(self._loop_thread))
                 return
 
     def _renew(self) -> None:
         conn: psycopg.Connection[tuple[Any, ...]] | None = None
-        while not self._over.wait(self._span.total_seconds() / RENEWALS):
+        while not self._over.wait(self._seconds / RENEWALS):
             now = time.monotonic()
             if now >= self._ends:
                 break
-            if now - self._tick > self._span.total_seconds() / 2:
+            if now - self._tick > self._seconds / 2:
                 continue
             try:
                 if conn is None or conn.closed:
@@ -117,7 +118,7 @@ class Lease:
                 sent = time.monotonic()
                 if not workers.renew(conn, me=self.me, lease=self._span):
                     break
-                self._ends = sent + self._span.total_seconds()
+                self._ends = sent + self._seconds
             except psycopg.Error:
                 conn = _closed(conn)
         _closed(conn)

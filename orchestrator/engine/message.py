@@ -16,7 +16,7 @@ from contracts.identifiers import execution_key, message_id
 from contracts.limits import DATA_LIFE, PAYLOAD_BYTES_MAX, PUBLISHED_LIFE
 from contracts.objects import digest_of
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import SentAgain
+from orchestrator.core.follows import SentAgain
 from orchestrator.core.path import undo_path
 from orchestrator.core.segments import anchor_of, span_key
 from orchestrator.store.commits import NewEvent, NewMessage, NewTask

@@ -182,8 +182,10 @@ class Ownership:
         """The turn that released the execution; None when its row did not match, so that it is read again."""
         try:
             try:
-                await self._take_in(loaded.mail)
-                await self._complete(loaded.journal or ())
+                if loaded.mail:
+                    await self._take_in(loaded.mail)
+                if loaded.journal:
+                    await self._complete(loaded.journal)
                 self._begin(loaded)
                 return await self._take_turns()
             except Halt as halt:
@@ -210,16 +212,21 @@ class Ownership:
                 payload_max=Large.bytes_max(),
                 sent_max=Large.bytes_max() if self._engine.wire.tickets else PAYLOAD_BYTES_MAX,
             )
-            self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
-            self._machine.position = self._position
-            stopped = stopped_by(journal)
-            if stopped is not None:
-                self._obey_resume(stopped)
-            elif deaths_at_end(journal) >= DEATHS_MAX:
-                raise Deadly(f"{DEATHS_MAX} workers in a row died while they owned it")
-            self._said_held = said_held(journal)
-            self._machine.replay([*journal, *self._machine.new], now=self._engine.clock.now())
-            self._machine.segments = segments_of(journal, self.claim.execution, self._engine.wire.segment_gap)
+            self._at.position = self._position
+            if len(journal) > 1:  # else it was only started
+                self._remember(journal)
+            self._at.replay([*journal, *self._at.new], now=self._engine.clock.now())
+            self._at.segments = segments_of(journal, self.claim.execution, self._engine.wire.segment_gap)
+
+    def _remember(self, journal: Sequence[Fact]) -> None:
+        """What a journal says of the orders that an execution got, and of the workers that it had."""
+        self._inputs.acted, self._inputs.noted = acted_in(journal), noted_in(journal)
+        stopped = stopped_by(journal)
+        if stopped is not None:
+            self._obey_resume(stopped)
+        elif deaths_at_end(journal) >= DEATHS_MAX:
+            raise Deadly(f"{DEATHS_MAX} workers in a row died while they owned it")
+        self._said_held = said_held(journal)
 
     async def _take_in(self, mail: list[Mail]) -> None:
         """Raises Unreadable for what cannot be opened, Elsewhere for what the payload store does not give: it is not
@@ -295,7 +302,7 @@ class Ownership:
             await self._wait(GRACE_SECONDS)
             self._tell()
         while True:
-            release = machine.continues or (not work and (engine.draining or not machine.runnable()))
+            release = machine.continues or (not work and (engine.draining or not machine.has_runnable()))
             turn = await self._commit(release=release)
             if turn is None or turn.release:
                 return turn
@@ -313,17 +320,14 @@ class Ownership:
 
     def _may_run_early(self) -> bool:
         """Whether all that the turn asks for is plain local steps: their ends may go with their asking."""
-        runnable = self._machine.runnable()
+        machine = self._machine
+        runnable = machine.runnable()
         return (
             bool(runnable)
             and self._engine.lease.holds
             and not any(ask.needs_commit for ask in runnable)
-            and not self._machine.taken_back
-            and not self._machine.sent_again
-            and not any(
-                (fact.kind == "asked" and (asks_for_message(fact) or asks_for_task(fact))) or begins(fact)
-                for fact in self._machine.new
-            )
+            and not machine.follows
+            and not any(acts_elsewhere(fact) for fact in machine.new)
         )
 
     def _feed(self) -> None:
@@ -468,11 +472,7 @@ class Ownership:
 
     async def _submit(self, machine: Machine, status: Status, *, release: bool) -> Turn | None:
         turn = self._turn(machine, machine.take_new(), status, release=release)
-        machine.taken_back.clear()
-        machine.closed_waits.clear()
-        machine.sent_again.clear()
-        machine.left_children.clear()
-        machine.let_go.clear()
+        machine.follows.clear()
         if turn.facts or turn.mail or turn.release or turn.let_go:
             await self._put_large(turn)
             if not await self._engine.committer.submit(turn):
@@ -486,7 +486,6 @@ class Ownership:
             position=self._position,
             machine=machine,
             facts=facts,
-            taken_back=machine.taken_back,
             inputs=self._inputs,
             mail_known=self.mail_known,
             before=self._status,
@@ -504,12 +503,13 @@ class Ownership:
         if facts < FACTS_WARN <= facts + len(turn.facts):
             self._engine.observer.saw("journal is long", execution=self.claim.execution, facts=FACTS_WARN)
         if turn.facts:
+            back = [*turn.taken_back, *turn.tasks_back]
             self._engine.observer.saw(
                 "turn.committed",
                 flow=self.claim.definition,
                 version=self.claim.version,
                 facts=turn.facts,
-                taken_back=[position for position, _ in [*turn.taken_back, *turn.tasks_back]],
+                taken_back=[position for position, _ in back] if back else [],
                 began=machine.began,
             )
         if self._engine.committer.traced:
@@ -533,6 +533,12 @@ class Ownership:
         parked = Parked(self._machine, self.claim.fence, self._position)
         self._engine.parking.park(self.claim.execution, parked)
         return True
+
+
+def acts_elsewhere(fact: Fact) -> bool:
+    """Whether a fact leaves something to others with its turn: a message, a task, another execution."""
+    asks = fact.kind == "asked" and (asks_for_message(fact) or asks_for_task(fact))
+    return asks or begins(fact)
 
 
 def said_held(journal: Sequence[Fact]) -> tuple[str, str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 from contracts.identifiers import message_id
+from orchestrator.core.ask import Ask
 from orchestrator.core.attributes import value_of
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import TakenBack
+from orchestrator.core.follows import ClosedWait, Follows, LeftChild, LetGo, SentAgain, TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.core.mutexes import FLOW
 from orchestrator.core.status import TERMINAL, TRANSITIONS, Status
@@ -17,8 +20,8 @@ from orchestrator.engine.clock import Clock
 from orchestrator.engine.families import family_of
 from orchestrator.engine.inputs import Inputs
 from orchestrator.engine.message import Identity, Wire, asked_again, event_of, message_of, task_of
+from orchestrator.store.commits import ClosedWait as ClosedWaitRow
 from orchestrator.store.commits import (
-    ClosedWait,
     NewAttribute,
     NewEvent,
     NewMessage,
@@ -33,6 +36,9 @@ Json = Any
 
 NONE: Final[Mapping[int, str]] = {}
 
+LEAVING: Final = frozenset({"call", "probe", "undo"})
+"""Kinds of asks that may leave as a message."""
+
 RESTING: Final = frozenset({*TERMINAL, Status.HELD, Status.PAUSED})
 """Statuses in which nobody owns an execution."""
 
@@ -43,7 +49,6 @@ def turn_of(
     position: int,
     machine: Machine,
     facts: list[Fact],
-    taken_back: Sequence[TakenBack],
     inputs: Inputs,
     mail_known: int,
     before: Status,
@@ -61,23 +66,7 @@ def turn_of(
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
     due = machine.next_due()
-    asked = [fact for fact in facts if fact.kind == "asked"]
-    if machine.sent_again:
-        again = [one for one in machine.sent_again if one.position <= position + len(facts)]
-        asked = sorted([*asked, *map(asked_again, again)], key=lambda fact: fact.position)
-    left = [one for one in machine.left_children if one.position <= position + len(facts)]
-    family = family_of(claim, machine, facts, left, bases)
-    leaves = any(asks_for_message(fact) for fact in asked)
-    noted = [fact for fact in facts if fact.kind == "noted"]
-    emits = any(is_emitted(fact) for fact in noted)
-    tasks = any(asks_for_task(fact) for fact in asked)
-    back = [
-        (one.task, one.position, message_id(claim.execution, claim.epoch, one.path, at=one.asked_at))
-        for one in taken_back
-        if one.position <= position + len(facts)
-    ]
-    closed = closed_waits(machine, position=position, last=position + len(facts), filled=inputs.filled)
-    return Turn(
+    turn = Turn(
         tenant=claim.tenant,
         execution=claim.execution,
         fence=claim.fence,
@@ -90,25 +79,77 @@ def turn_of(
         status=str(status),
         undoing=bool(machine.undoing),
         release=release or status in RESTING,
-        due=clock.now() if machine.runnable() or machine.continues else due[0] if due is not None else None,
-        guard=mail_known if inputs.guard or any(wait.was_open for wait in closed) else None,
-        asks=bool(asked or family.children),
-        events=events_of(noted, identity_of(claim, machine), wire, bases) if emits else [],
-        attributes=published_by(noted) if noted else [],
-        messages=messages_of(asked, identity_of(claim, machine), wire, bases) if leaves else [],
-        taken_back=[(at, identity) for is_task, at, identity in back if not is_task],
-        tasks=tasks_of(asked, identity_of(claim, machine), bases) if tasks else [],
-        tasks_back=[(at, identity) for is_task, at, identity in back if is_task],
-        waits=new_waits(machine, position=position, last=position + len(facts)) if asked else [],
-        closed_waits=closed,
-        family=family,
-        mutexes=new_mutexes(machine, position=position, last=position + len(facts)) if asked else [],
-        let_go=[
-            one.path
-            for one in machine.let_go
-            if one.asked <= position and one.position <= position + len(facts)
-        ],
+        due=clock.now()
+        if machine.continues or machine.has_runnable()
+        else due[0]
+        if due is not None
+        else None,
+        guard=mail_known if inputs.guard else None,
+        asks=False,
     )
+    asked = [fact for fact in facts if fact.kind == "asked"]
+    noted = [fact for fact in facts if fact.kind == "noted"]
+    left: list[LeftChild] = []
+    if machine.follows:
+        following = machine.follows.up_to(position + len(facts))
+        follow(turn, following, filled=inputs.filled, mail_known=mail_known)
+        left = following.of(LeftChild)
+        again = map(asked_again, following.of(SentAgain))
+        asked = sorted([*asked, *again], key=lambda fact: fact.position)
+    if asked:
+        identity = partial(identity_of, claim, machine)
+        ask(turn, asked, machine, identity=identity, wire=wire, bases=bases)
+    if noted:
+        turn.attributes = published_by(noted)
+        if any(is_emitted(fact) for fact in noted):
+            turn.events = events_of(noted, identity_of(claim, machine), wire, bases)
+    turn.family = family_of(claim, machine, facts, left, bases)
+    turn.asks = bool(asked or turn.family.children)
+    return turn
+
+
+def ask(
+    turn: Turn,
+    asked: Sequence[Fact],
+    machine: Machine,
+    *,
+    identity: Callable[[], Identity],
+    wire: Wire,
+    bases: Mapping[int, str],
+) -> None:
+    """What the facts in `asked` leave with `turn`: messages, tasks, waits for events and for mutexes."""
+    kinds = {fact.data["kind"] for fact in asked}
+    if kinds & LEAVING and any(asks_for_message(fact) for fact in asked):
+        turn.messages = messages_of(asked, identity(), wire, bases)
+    if "task" in kinds:
+        turn.tasks = tasks_of(asked, identity(), bases)
+    last = turn.position + len(turn.facts)
+    if "event" in kinds:
+        turn.waits = new_waits(machine, position=turn.position, last=last)
+    if "mutex" in kinds:
+        turn.mutexes = new_mutexes(machine, position=turn.position, last=last)
+
+
+def follow(turn: Turn, follows: Follows, *, filled: Collection[str], mail_known: int) -> None:
+    """What else than its facts follows from what was said: what is taken back, closed, or let go."""
+    taken = follows.of(TakenBack)
+    turn.taken_back = [identity_back(turn, one) for one in taken if not one.task]
+    turn.tasks_back = [identity_back(turn, one) for one in taken if one.task]
+    closed = [one for one in follows.of(ClosedWait) if one.ask.position <= turn.position]
+    turn.closed_waits = [closed_wait(one.ask, filled) for one in closed]
+    if any(wait.was_open for wait in turn.closed_waits):
+        turn.guard = mail_known
+    turn.let_go = [one.path for one in follows.of(LetGo) if one.asked <= turn.position]
+
+
+def identity_back(turn: Turn, one: TakenBack) -> tuple[int, UUID]:
+    """The position that says so, and the id of the message or task that is taken back."""
+    return one.position, message_id(turn.execution, turn.epoch, one.path, at=one.asked_at)
+
+
+def closed_wait(ask: Ask, filled: Collection[str]) -> ClosedWaitRow:
+    """A wait that has a row, since it was asked for before, and is over. `filled`: those that an event has met."""
+    return ClosedWaitRow(ask.path, ask.args["type"], ask.args["key"], was_open=ask.path not in filled)
 
 
 def new_waits(machine: Machine, *, position: int, last: int) -> list[NewWait]:
@@ -126,17 +167,6 @@ def new_mutexes(machine: Machine, *, position: int, last: int) -> list[NewMutex]
         NewMutex(ask.path, "flow" if ask.path == FLOW else "step", ask.args["key"])
         for _, ask in machine.open.values()
         if ask.kind == "mutex" and position < ask.position <= last
-    ]
-
-
-def closed_waits(machine: Machine, *, position: int, last: int, filled: Collection[str]) -> list[ClosedWait]:
-    """Waits that have a row, since they were asked up to `position`, and that facts up to `last` end."""
-    return [
-        ClosedWait(
-            one.ask.path, one.ask.args["type"], one.ask.args["key"], was_open=one.ask.path not in filled
-        )
-        for one in machine.closed_waits
-        if one.ask.position <= position and one.position <= last
     ]
 
 
@@ -192,11 +222,7 @@ def is_emitted(fact: Fact) -> bool:
 
 def asks_for_message(fact: Fact) -> bool:
     """Whether an `asked` fact sends a command: a call, its probe, or an undo by a command."""
-    return (
-        fact.data.get("kind") in ("call", "probe", "undo")
-        and "args" in fact.data
-        and fact.data["args"]["do"] == "call"
-    )
+    return fact.data.get("kind") in LEAVING and "args" in fact.data and fact.data["args"]["do"] == "call"
 
 
 def asks_for_task(fact: Fact) -> bool:

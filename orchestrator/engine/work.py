@@ -72,13 +72,15 @@ class Work:
 
         What ended meanwhile and is not told yet does not begin again.
         """
-        under_way = {*self._running, *(path for path, _ in self._arrived)}
+        arrived = {path for path, _ in self._arrived}
         for ask in machine.runnable():
-            stored = ask.position <= position
-            if ask.path not in under_way and (stored or not (ask.needs_commit or self.is_unstored)):
-                path = ask.path if ask.kind != "undo" else undo_path(ask.name, 1)
-                key = execution_key(self._claim.execution, self._claim.epoch, path)
-                self._follow(ask.path, self._begun(ask, key))
+            path, stored = ask.path, ask.position <= position
+            if path in self._running or path in arrived:
+                continue
+            if stored or not (self.is_unstored or ask.needs_commit):
+                action = path if ask.kind != "undo" else undo_path(ask.name, 1)
+                key = execution_key(self._claim.execution, self._claim.epoch, action)
+                self._follow(path, self._begun(ask, key))
 
     def _begun(self, ask: Ask, key: str) -> asyncio.Task[Result]:
         if not ask.is_exact:
@@ -129,6 +131,8 @@ class Work:
 
     def stop_closed(self, machine: Machine) -> None:
         """Cancel tries of steps that are over (they timed out), once each."""
+        if not self._running:
+            return
         for path in [path for path in self._running if path not in self._stopping]:
             if machine.has_no_use_for(path):
                 self._stopping.add(path)
@@ -160,9 +164,14 @@ class Work:
     def abandon(self) -> None:
         """The execution is no longer ours: stop all, and forget what comes of it."""
         running, self._running = self._running, {}
+        self._arrive = forget  # so nothing is left for the garbage collector to find
         self._offers.clear()
         for task in running.values():
             task.cancel()
+
+
+def forget() -> None:
+    """Nobody is told any more."""
 
 
 def idle(machine: Machine, path: str) -> dict[str, Json]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -135,16 +135,16 @@ class Turn:
     due: datetime | None
     guard: int | None
     asks: bool
-    messages: list[NewMessage] = field(default_factory=list)
-    events: list[NewEvent] = field(default_factory=list)
-    attributes: list[NewAttribute] = field(default_factory=list)
-    taken_back: list[tuple[int, UUID]] = field(default_factory=list)
-    tasks: list[NewTask] = field(default_factory=list)
-    tasks_back: list[tuple[int, UUID]] = field(default_factory=list)
-    waits: list[NewWait] = field(default_factory=list)
-    closed_waits: list[ClosedWait] = field(default_factory=list)
-    mutexes: list[NewMutex] = field(default_factory=list)
-    let_go: list[str] = field(default_factory=list)
+    messages: Sequence[NewMessage] = ()
+    events: Sequence[NewEvent] = ()
+    attributes: Sequence[NewAttribute] = ()
+    taken_back: Sequence[tuple[int, UUID]] = ()
+    tasks: Sequence[NewTask] = ()
+    tasks_back: Sequence[tuple[int, UUID]] = ()
+    waits: Sequence[NewWait] = ()
+    closed_waits: Sequence[ClosedWait] = ()
+    mutexes: Sequence[NewMutex] = ()
+    let_go: Sequence[str] = ()
     began: datetime | None = None
     next_epoch: int | None = None
     family: Family = NO_FAMILY
@@ -171,7 +171,7 @@ def keys_locked(turn: Turn) -> set[EventKey]:
     }
 
 
-CALL: Final[LiteralString] = """
+OF_TURNS: Final[LiteralString] = """
     waypost.commit_turns(
              %(me)s::uuid, %(now)s::timestamptz,
              %(t_tenant)s::int[], %(t_id)s::uuid[], %(t_fence)s::bigint[], %(t_position)s::bigint[],
@@ -186,14 +186,27 @@ CALL: Final[LiteralString] = """
              %(o_expires)s::timestamptz[],
              %(b_tenant)s::int[], %(b_id)s::uuid[], %(b_position)s::bigint[], %(b_fence)s::bigint[],
              %(b_message)s::uuid[],
+"""
+
+OF_WAITS: Final[LiteralString] = """
              %(w_tenant)s::int[], %(w_id)s::uuid[], %(w_epoch)s::int[], %(w_path)s::text[], %(w_type)s::text[],
              %(w_key)s::text[],
              %(x_tenant)s::int[], %(x_id)s::uuid[], %(x_path)s::text[],
              %(k_tenant)s::int[], %(k_type)s::text[], %(k_key)s::text[])
 """
 
-COMMIT: Final[LiteralString] = "select execution::text, is_due from " + CALL  # noqa: S608  # constants of this file
+# psycopg reads a statement of more than 50 parameters anew each time.
+NO_WAITS: Final[LiteralString] = "'{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')"
 
+CALL: Final[LiteralString] = OF_TURNS + OF_WAITS
+CALL_PLAIN: Final[LiteralString] = OF_TURNS + NO_WAITS
+
+COMMIT: Final[LiteralString] = "select execution::text, is_due from " + CALL_PLAIN  # noqa: S608  # constants of this file
+COMMIT_WAITS: Final[LiteralString] = "select execution::text, is_due from " + CALL  # noqa: S608  # constants of this file
+
+DONE_PLAIN: Final[LiteralString] = (
+    "done as materialized (select execution, is_due from " + CALL_PLAIN + ")"  # noqa: S608  # constants of this file
+)
 DONE: Final[LiteralString] = "done as materialized (select execution, is_due from " + CALL + ")"  # noqa: S608  # constants of this file
 
 MARKS: Final[LiteralString] = """,
@@ -311,7 +324,8 @@ TOLD_TASKED: Final[LiteralString] = """
 
 TOLD: Final[LiteralString] = "\n-- and what matched\n select execution::text, is_due from done"
 
-COMMIT_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
+COMMIT_TRACED: Final[LiteralString] = "with " + DONE_PLAIN + MARKS + TOLD
+COMMIT_WAITS_TRACED: Final[LiteralString] = "with " + DONE + MARKS + TOLD
 COMMIT_EMITTING: Final[LiteralString] = "with " + DONE + SENT + TOLD
 COMMIT_EMITTING_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + TOLD
 COMMIT_PUBLISHING: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + TOLD
@@ -324,17 +338,19 @@ COMMIT_TASKED_TRACED: Final[LiteralString] = (
 COMMIT_MUTEXES: Final[LiteralString] = "with " + DONE + SENT + PUBLISHED + MUTEXES + TOLD
 COMMIT_MUTEXES_TRACED: Final[LiteralString] = "with " + DONE + MARKS + SENT + PUBLISHED + MUTEXES + TOLD
 
-STATEMENTS: Final[Mapping[tuple[bool, bool, bool, bool], LiteralString]] = {
-    (False, False, False, False): COMMIT,
-    (True, False, False, False): COMMIT_TRACED,
-    (False, True, False, False): COMMIT_EMITTING,
-    (True, True, False, False): COMMIT_EMITTING_TRACED,
-    (False, True, True, False): COMMIT_PUBLISHING,
-    (True, True, True, False): COMMIT_PUBLISHING_TRACED,
-    (False, True, True, True): COMMIT_MUTEXES,
-    (True, True, True, True): COMMIT_MUTEXES_TRACED,
+STATEMENTS: Final[Mapping[tuple[bool, bool, bool, bool, bool], LiteralString]] = {
+    (False, False, False, False, False): COMMIT,
+    (True, False, False, False, False): COMMIT_TRACED,
+    (False, True, False, False, False): COMMIT_WAITS,
+    (True, True, False, False, False): COMMIT_WAITS_TRACED,
+    (False, True, True, False, False): COMMIT_EMITTING,
+    (True, True, True, False, False): COMMIT_EMITTING_TRACED,
+    (False, True, True, True, False): COMMIT_PUBLISHING,
+    (True, True, True, True, False): COMMIT_PUBLISHING_TRACED,
+    (False, True, True, True, True): COMMIT_MUTEXES,
+    (True, True, True, True, True): COMMIT_MUTEXES_TRACED,
 }
-"""By whether it is traced, whether a turn may emit events, whether one may publish attributes, and whether one asks for
+"""By whether it is traced, whether a turn may wait for events, emit them, publish attributes, and whether one asks for
 a mutex or lets one go.
 """
 
@@ -361,6 +377,10 @@ async def commit(
     moves = tasked or any(turn.moves_mutexes for turn in turns)
     publishes = moves or any(turn.attributes for turn in turns)
     emits = publishes or any(turn.events for turn in turns)
+    kin = any(turn.family for turn in turns)
+    waits = emits or kin or any(turn.waits or turn.closed_waits for turn in turns)
+    if waits:
+        parameters |= columns_of_waits(turns)
     if emits:
         parameters |= columns_of_events(turns)
     if publishes:
@@ -369,8 +389,8 @@ async def commit(
         parameters |= columns_of_mutexes(turns)
     if tasked:
         parameters |= columns_of_tasks(turns)
-    statement = TASKED_STATEMENTS[traced] if tasked else STATEMENTS[traced, emits, publishes, moves]
-    if any(turn.family for turn in turns):
+    statement = TASKED_STATEMENTS[traced] if tasked else STATEMENTS[traced, waits, emits, publishes, moves]
+    if kin:
         return await commit_family(conn, turns, statement, parameters)
     cursor = await conn.execute(statement, parameters, prepare=True)
     rows: list[tuple[str, bool]] = await cursor.fetchall()  # pyright: ignore[reportAssignmentType]  # as the select says
@@ -396,41 +416,38 @@ async def commit_family(
 
 
 def columns(turns: Sequence[Turn]) -> dict[str, object]:
-    """`turns`, their facts, messages and waits, and what they take back, column by column."""
+    """`turns`, their facts and messages, and what they take back, column by column."""
     assert len({turn.execution for turn in turns}) == len(turns), "one turn per execution and batch"
     facts = [(turn, fact) for turn in turns for fact in turn.facts]
     messages = [(turn, message) for turn in turns for message in turn.messages]
     back = [(turn, position, message) for turn in turns for position, message in turn.taken_back]
-    waits = [(turn, wait) for turn in turns for wait in turn.waits]
-    closed = [(turn, wait) for turn in turns for wait in turn.closed_waits]
-    keys = sorted({key for turn in turns for key in keys_locked(turn)})
     return {
-        "t_tenant": arrays.plain([t.tenant for t in turns]),
-        "t_id": arrays.plain([t.execution for t in turns]),
-        "t_fence": arrays.plain([t.fence for t in turns]),
-        "t_position": arrays.plain([t.position for t in turns]),
-        "t_facts": arrays.plain([len(t.facts) for t in turns]),
-        "t_mail": arrays.plain([t.mail for t in turns]),
-        "t_orders": arrays.plain([t.orders for t in turns]),
-        "t_status": arrays.plain([t.status for t in turns]),
-        "t_epoch": arrays.plain([t.epoch if t.next_epoch is None else t.next_epoch for t in turns]),
+        "t_tenant": arrays.numbers([t.tenant for t in turns]),
+        "t_id": arrays.words([t.execution for t in turns]),
+        "t_fence": arrays.numbers([t.fence for t in turns]),
+        "t_position": arrays.numbers([t.position for t in turns]),
+        "t_facts": arrays.numbers([len(t.facts) for t in turns]),
+        "t_mail": arrays.numbers([t.mail for t in turns]),
+        "t_orders": arrays.numbers([t.orders for t in turns]),
+        "t_status": arrays.words([t.status for t in turns]),
+        "t_epoch": arrays.numbers([t.epoch if t.next_epoch is None else t.next_epoch for t in turns]),
         "t_undoing": arrays.flags([t.undoing for t in turns]),
         "t_release": arrays.flags([t.release for t in turns]),
         "t_due": arrays.times([t.due for t in turns]),
         "t_guard": arrays.plain([t.guard for t in turns]),
         "t_asks": arrays.flags([t.asks for t in turns]),
-        "j_tenant": arrays.plain([t.tenant for t, _ in facts]),
-        "j_id": arrays.plain([t.execution for t, _ in facts]),
-        "j_position": arrays.plain([f.position for _, f in facts]),
-        "j_fence": arrays.plain([t.fence for t, _ in facts]),
+        "j_tenant": arrays.numbers([t.tenant for t, _ in facts]),
+        "j_id": arrays.words([t.execution for t, _ in facts]),
+        "j_position": arrays.numbers([f.position for _, f in facts]),
+        "j_fence": arrays.numbers([t.fence for t, _ in facts]),
         "j_path": arrays.texts([f.path for _, f in facts]),
-        "j_kind": arrays.plain([f.kind for _, f in facts]),
+        "j_kind": arrays.words([f.kind for _, f in facts]),
         "j_payload": arrays.texts(payloads(facts)),
         "j_actor": arrays.texts([f.actor for _, f in facts]),
         "j_at": arrays.times([f.at for _, f in facts]),
-        "o_tenant": arrays.plain([t.tenant for t, _ in messages]),
-        "o_id": arrays.plain([t.execution for t, _ in messages]),
-        "o_epoch": arrays.plain([t.epoch for t, _ in messages]),
+        "o_tenant": arrays.numbers([t.tenant for t, _ in messages]),
+        "o_id": arrays.words([t.execution for t, _ in messages]),
+        "o_epoch": arrays.numbers([t.epoch for t, _ in messages]),
         "o_message": arrays.plain([m.message_id for _, m in messages]),
         "o_path": arrays.texts([m.path for _, m in messages]),
         "o_once": arrays.flags([m.at_most_once for _, m in messages]),
@@ -438,21 +455,30 @@ def columns(turns: Sequence[Turn]) -> dict[str, object]:
         "o_lane": arrays.texts([m.lane for _, m in messages]),
         "o_body": arrays.blobs([body_at_rest(t.tenant, m.message_id, m.body) for t, m in messages]),
         "o_expires": arrays.times([m.expires_at for _, m in messages]),
-        "b_tenant": arrays.plain([t.tenant for t, _, _ in back]),
-        "b_id": arrays.plain([t.execution for t, _, _ in back]),
-        "b_position": arrays.plain([position for _, position, _ in back]),
-        "b_fence": arrays.plain([t.fence for t, _, _ in back]),
+        "b_tenant": arrays.numbers([t.tenant for t, _, _ in back]),
+        "b_id": arrays.words([t.execution for t, _, _ in back]),
+        "b_position": arrays.numbers([position for _, position, _ in back]),
+        "b_fence": arrays.numbers([t.fence for t, _, _ in back]),
         "b_message": arrays.plain([message for _, _, message in back]),
-        "w_tenant": arrays.plain([t.tenant for t, _ in waits]),
-        "w_id": arrays.plain([t.execution for t, _ in waits]),
-        "w_epoch": arrays.plain([t.epoch for t, _ in waits]),
+    }
+
+
+def columns_of_waits(turns: Sequence[Turn]) -> dict[str, object]:
+    """The waits for events that `turns` register and close, and the keys that they lock, column by column."""
+    waits = [(turn, wait) for turn in turns for wait in turn.waits]
+    closed = [(turn, wait) for turn in turns for wait in turn.closed_waits]
+    keys = sorted({key for turn in turns for key in keys_locked(turn)})
+    return {
+        "w_tenant": arrays.numbers([t.tenant for t, _ in waits]),
+        "w_id": arrays.words([t.execution for t, _ in waits]),
+        "w_epoch": arrays.numbers([t.epoch for t, _ in waits]),
         "w_path": arrays.texts([w.path for _, w in waits]),
         "w_type": arrays.texts([w.type for _, w in waits]),
         "w_key": arrays.texts([w.key for _, w in waits]),
-        "x_tenant": arrays.plain([t.tenant for t, _ in closed]),
-        "x_id": arrays.plain([t.execution for t, _ in closed]),
+        "x_tenant": arrays.numbers([t.tenant for t, _ in closed]),
+        "x_id": arrays.words([t.execution for t, _ in closed]),
         "x_path": arrays.texts([w.path for _, w in closed]),
-        "k_tenant": arrays.plain([tenant for tenant, _, _ in keys]),
+        "k_tenant": arrays.numbers([tenant for tenant, _, _ in keys]),
         "k_type": arrays.texts([kind for _, kind, _ in keys]),
         "k_key": arrays.texts([key for _, _, key in keys]),
     }

@@ -264,7 +264,7 @@ def test_a_child_that_completes_although_it_was_told_to_end_is_undone() -> None:
 def test_a_second_cancel_tells_a_child_nothing() -> None:
     flow = shipping()
     flow.cancels()
-    flow.machine.left_children.clear()
+    flow.machine.follows.clear()
     flow.cancels()
 
     assert left(flow.machine) == []
@@ -273,7 +273,7 @@ def test_a_second_cancel_tells_a_child_nothing() -> None:
 
 def test_who_is_to_be_told_follows_from_the_fact_that_it_was_withdrawn() -> None:
     flow = shipping()
-    flow.machine.left_children.clear()
+    flow.machine.follows.clear()
     flow.cancels()
 
     position = next(fact.position for fact in flow.journal if fact.kind == "withdrawn")

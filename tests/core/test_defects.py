@@ -34,6 +34,7 @@ from orchestrator.core.context import Saga
 from orchestrator.core.driver import Driver
 from orchestrator.core.errors import NonDeterminism, ProgramFault, error_in
 from orchestrator.core.fact import Fact
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import Journal
 from orchestrator.core.machine import Machine
@@ -851,9 +852,11 @@ def stopped_turn_that_takes_messages_back(patch: pytest.MonkeyPatch) -> None:
     sound = Journal.forget_beyond
 
     def forget(self: Journal, position: int, kept: int) -> None:
-        back = list(self.taken_back)
+        back = self.follows.of(TakenBack)
         sound(self, position, kept)
-        self.taken_back = back
+        for one in back:
+            if one.position > position:
+                self.follows.add(one)
 
     patch.setattr(Journal, "forget_beyond", forget)
 

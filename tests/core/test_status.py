@@ -89,7 +89,6 @@ class Life:
             position=len(self.journal),
             machine=self.machine,
             facts=facts,
-            taken_back=[],
             inputs=Inputs(),
             mail_known=0,
             before=Status(self.statuses[-1]),

@@ -13,7 +13,7 @@ from datetime import datetime
 from hypothesis import strategies as st
 
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import LetGo
+from orchestrator.core.follows import LetGo
 from orchestrator.core.mutexes import FLOW
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
@@ -51,8 +51,7 @@ class Neighbour(World):
         return [path for path in self.machine.open if (self.number, path) in self.town.mail]
 
     def _write(self) -> None:
-        let_go, written = list(self.machine.let_go), len(self.journal)
-        self.machine.let_go.clear()
+        let_go, written = self.machine.follows.take(LetGo), len(self.journal)
         super()._write()
         self.town.committed(self.number, self.journal[written:], let_go)
 

@@ -18,7 +18,7 @@ from contracts.limits import CHILD_DEPTH_MAX
 from orchestrator.core.ask import STEP_VERDICTS, UNDO_VERDICTS
 from orchestrator.core.errors import Halt
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import LeftChild
+from orchestrator.core.follows import LeftChild
 from orchestrator.core.machine import Machine
 from orchestrator.core.status import TERMINAL
 from orchestrator.testing import NOON
@@ -271,8 +271,7 @@ class World:
 
     def _write(self) -> None:
         """What is new is in the journal, and what follows from it has happened."""
-        self.left += self.machine.left_children
-        self.machine.left_children.clear()
+        self.left += self.machine.follows.take(LeftChild)
         self.journal += self.machine.take_new()
 
     def _hold(self, halt: Halt) -> None:

@@ -85,6 +85,8 @@ BY_PARAMETERS: Final[Mapping[str, Callable[[Guard, Parameters], list[Subject]]]]
     "orchestrator.store.commits.COMMIT_PUBLISHING": facts,
     "orchestrator.store.commits.COMMIT_TASKED": facts,
     "orchestrator.store.commits.COMMIT_TRACED": facts,
+    "orchestrator.store.commits.COMMIT_WAITS": facts,
+    "orchestrator.store.commits.COMMIT_WAITS_TRACED": facts,
     "receiver.inbox.POST": mail,
     "receiver.inbox.POST_TRACED": mail,
     "receiver.memory.BAR": remembered,

@@ -34,6 +34,7 @@ TRACED: Final = frozenset(
     {
         "orchestrator.store.commits.COMMIT_MUTEXES_TRACED",
         "orchestrator.store.commits.COMMIT_TRACED",
+        "orchestrator.store.commits.COMMIT_WAITS_TRACED",
         "orchestrator.store.spans.DROP_OLD",
         "orchestrator.store.spans.EXPORTED",
         "orchestrator.store.spans.TAKE",

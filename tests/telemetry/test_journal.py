@@ -14,7 +14,7 @@ from contracts.spans import Span
 from contracts.trace import Trace
 from orchestrator.core.ask import Ask
 from orchestrator.core.fact import Fact
-from orchestrator.core.journal import SentAgain
+from orchestrator.core.follows import SentAgain
 from orchestrator.engine.message import Identity, Wire, asked_again, message_of
 from orchestrator.store.spans import Arrival, Delivery
 from orchestrator.telemetry.journal import Subject, closed_within, event_anchor, spans_of
