@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final, LiteralString
 
 import psycopg
+
+from tests.waiting import until
 
 PUT_OFF: Final[LiteralString] = """
     (wake_at > clock_timestamp()
@@ -344,4 +347,26 @@ async def broken(
         for name, query in [*asked.items(), *(OF_SCRIPTS if scripted else TAKEN_BY_FLOWS).items()]:
             rows = await (await conn.execute(query)).fetchall()
             found += [f"{name}: {row[0]}" for row in rows]
+    return found
+
+
+REST_SECONDS: Final = 60.0
+"""For a claim of a relay that was killed to end, and for another one to send again."""
+
+
+async def at_rest(conn: psycopg.AsyncConnection[Any]) -> list[str]:
+    """What does not hold once all has had the time to come to rest; what must hold always, holds meanwhile.
+
+    A reply may come before the relay has written down that its command arrived, and an execution has ended then. Where
+    relays run, they are waited for.
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    found: list[str] = []
+
+    async def rests() -> bool:
+        assert await broken(conn) == []
+        found[:] = await broken(conn, at_rest=True)
+        return not found or time.monotonic() > deadline
+
+    await until(rests, what="rest", seconds=2 * REST_SECONDS)
     return found

@@ -38,6 +38,7 @@ from tests.acceptance.book import Book
 from tests.acceptance.flows import FOLDER, GATE
 from tests.acceptance.outsider import NAME, Outsider
 from tests.acceptance.sockets import ports_of, sockets_to
+from tests.invariants import at_rest
 from tests.waiting import until, until_true
 
 MODULES: Final = ("examples.shop.flows", "tests.acceptance.flows")
@@ -146,6 +147,10 @@ class Stand:
         for order in orders:
             await until(lambda order=order: self.is_over(order), what=f"the end of {order}")
         return [await self.client.show(self.started[order]) for order in orders]
+
+    async def at_rest(self) -> list[str]:
+        """What does not hold once all has had the time to come to rest."""
+        return await at_rest(self.conn)
 
     async def is_over(self, order: str) -> bool:
         status = await self.one(

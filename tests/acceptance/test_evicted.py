@@ -25,7 +25,7 @@ from relay.settings import RelaySettings
 from tests.acceptance.book import Book
 from tests.acceptance.flows import FOLDER, GATE
 from tests.acceptance.stand import BOUGHT, LOOPBACK, MODULES, free_port, register, start_ledger
-from tests.invariants import broken
+from tests.invariants import at_rest
 from tests.moments import Moments
 
 FLOWS: Final = load(MODULES)
@@ -56,7 +56,7 @@ async def test_each_flow_ends_alike_when_it_is_evicted_after_each_fact(
         }
         views = [await client.wait(one.execution_id, seconds=60) for one in started.values()]
         async with pool.connection() as conn:
-            assert await broken(conn, at_rest=True) == []
+            assert await at_rest(conn) == []
 
     book = Book.read(tmp_path / "book")
     found = {(view.row.definition, view.row.business_key): ended(view, book) for view in views}

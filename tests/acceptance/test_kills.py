@@ -17,7 +17,6 @@ from orchestrator.embedded import EmbeddedPostgres
 from orchestrator.embedded.server import Postmaster
 from tests.acceptance.stand import BOUGHT, Role, Stand, facts, free_port, stand
 from tests.cluster import fast_folder
-from tests.invariants import broken
 from tests.waiting import until, until_true
 
 
@@ -33,7 +32,7 @@ async def test_when_a_worker_dies_another_continues_and_completed_steps_do_not_r
         await it.part("worker").start()
         [view] = await it.ended("order-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (view.row.status, begun(steps)) == ("completed", ["weigh", "pack", "pack"])
     assert facts(view, "orphaned", "ended") == [
         "ended reserve", "ended weigh", "orphaned ", "ended pack", "ended create",
@@ -58,7 +57,7 @@ async def test_a_result_that_was_not_stored_when_its_worker_died_is_made_again(
             it.open_gate()
         [view] = await it.ended("order-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (view.row.status, begun(steps)) == ("completed", ["weigh", "pack", "pack"])
     assert facts(view, "orphaned", "ended")[2:4] == ["orphaned ", "ended pack"]
 
@@ -74,7 +73,7 @@ async def test_a_reply_that_was_not_stored_when_the_receiver_died_was_not_acknow
             it.open_gate()
         [view] = await it.ended("gated-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     [shipment] = it.book().arrivals_of("gated-1", "shipment.create")
     posts = [post for post in it.book().posts if post.causation == shipment.id]
     assert view.row.status == "completed"
@@ -149,7 +148,7 @@ async def test_everything_goes_on_when_all_processes_and_postgresql_were_killed(
         assert await it.outsider.post("approval", "order.approved", "order-2", approval) == (202, "")
         views = await it.ended(*orders, *flows)
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     ends = {view.row.business_key: view.row.status for view in views}
     assert ends == {
         order: "compensated" if order.startswith("declined") else "completed" for order in [*orders, *flows]

@@ -28,7 +28,6 @@ from tests.acceptance.sagas import (
     taken_back,
 )
 from tests.acceptance.stand import LEDGER, stand
-from tests.invariants import broken
 
 SIZES: Final = [
     pytest.param(20, 12, id="20 sagas"),
@@ -65,7 +64,7 @@ async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int, number: in
         proven = await proven_hits(it, nemesis)
         print(counted(proven), counted(summary(it.book())))  # noqa: T201  # in the report of a failure
         assert proven.total() >= hits_min
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
         await assert_no_mail_was_left_unread(it, orders)
         await assert_messages_arrived_as_they_were_committed(it)
         unwanted = await taken_back(it)

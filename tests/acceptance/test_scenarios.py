@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.acceptance.stand import BOUGHT, Stand, facts, stand
-from tests.invariants import broken
 from tests.waiting import until, until_true
 
 UNDONE_AFTER_SHIPPING = ["undone payment.refund", "undone stock.release"]
@@ -34,7 +33,7 @@ async def test_a_sequence_runs_in_its_order(dsn: str, tmp_path: Path) -> None:
         await it.order("order-1")
         [view] = await it.ended("order-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (view.row.status, it.book().effects_of("order-1")) == (
         "completed",
         [*BOUGHT, "done shipment.create"],
@@ -59,7 +58,7 @@ async def test_a_service_in_trouble_is_asked_again_with_the_same_bytes_and_acts_
 
         assert [view.row.status for view in views] == ["completed"] * 5
         assert {order: await statuses(it, order, "charge") for order in tries} == tries
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     for order in tries:
         first, second = it.book().arrivals_of(order, "payment.charge")
         assert (first.id, first.sha256) == (second.id, second.sha256)
@@ -72,7 +71,7 @@ async def test_a_reply_counts_whatever_its_command_was_answered(dsn: str, tmp_pa
         await it.order("confused-1")  # the charge is done and replied to, and its request answered 500
         [view] = await it.ended("confused-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert view.row.status == "completed"
     assert it.book().effects_of("confused-1") == [*BOUGHT, "done shipment.create"]
     assert {status for given in it.book().answers.values() for status in given} == {202, 500}
@@ -85,7 +84,7 @@ async def test_what_was_done_is_undone_in_reverse_when_a_service_says_no(dsn: st
         by_reply, by_status = await it.ended("undeliverable-1", "unprocessable-1")
 
         assert await statuses(it, "unprocessable-1", "create") == ["422"]
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     for view in (by_reply, by_status):
         assert view.row.status == "compensated"
         assert facts(view, "ended") == [
@@ -107,7 +106,7 @@ async def test_a_charge_that_nobody_answers_for_is_undone_though_it_may_not_have
         [view] = await it.ended("deaf-1")
 
         assert set(await statuses(it, "deaf-1", "charge")) == {"503"}
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     [refund] = [effect for effect in it.book().effects if effect.type == "payment.refund"]
     assert view.row.status == "compensated"
     assert facts(view, "ended")[1:] == ["ended charge unknown", "ended charge/undo", "ended reserve/undo"]
@@ -119,7 +118,7 @@ async def test_a_reply_after_the_timeout_changes_nothing_that_was_decided(dsn: s
         await it.order("late-1", flow="hasty")
         [view] = await it.ended("late-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     late = [
         post
         for post in it.book().posts
@@ -141,7 +140,7 @@ async def test_a_second_report_gets_the_first_answer_and_moves_nothing(dsn: str,
 
         until_true(lambda: len(it.book().posts) == 6, what="the second report of each of three replies")
         assert await it.one("select count(*) from waypost.mail") == 3
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert facts(view, "ended") == ["ended reserve", "ended charge", "ended create"]
     for command in {post.causation for post in it.book().posts}:
         first, second = [post for post in it.book().posts if post.causation == command]
@@ -155,7 +154,7 @@ async def test_another_report_under_the_name_of_the_first_is_refused(dsn: str, t
         [view] = await it.ended("forged-1")
 
         until_true(lambda: len(it.book().posts) == 6, what="a forged report beside each of three replies")
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert sorted(post.status or 0 for post in it.book().posts) == [202, 202, 202, 409, 409, 409]
     assert view.output["charge"] == "charge-forged-1"
 
@@ -166,7 +165,7 @@ async def test_the_input_decides_which_step_runs(dsn: str, tmp_path: Path) -> No
         await it.order("order-2", flow="chosen", total=0)
         await it.ended("order-1", "order-2")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert it.book().effects_of("order-1") == ["done payment.charge"]
     assert it.book().effects_of("order-2") == ["done shipment.create"]
 
@@ -178,7 +177,7 @@ async def test_two_steps_run_at_once_and_the_third_after_both(dsn: str, tmp_path
         it.open_gate()
         [view] = await it.ended("abreast-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert view.row.status == "completed"
     assert effects(it, "abreast-1")[2:] == ["done shipment.create"]
     shipped = [fact.path for fact in view.facts].index("create")
@@ -194,7 +193,7 @@ async def test_when_one_of_two_steps_is_refused_the_other_is_undone(dsn: str, tm
         await it.order("declined-1", flow="abreast")
         [view] = await it.ended("declined-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert view.row.status == "compensated"
     assert sorted(effects(it, "declined-1")[:2]) == ["done stock.reserve", "refused payment.charge"]
     assert effects(it, "declined-1")[2:] == ["undone stock.release"]
@@ -207,7 +206,7 @@ async def test_when_the_tries_of_a_step_are_used_up_the_flow_fails_and_what_was_
         await it.order("order-1", flow="jammed")
         [view] = await it.ended("order-1")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert view.row.status == "compensated"
     assert facts(view, "ended") == [
         "ended reserve", "ended jam failed", "ended jam/undo", "ended reserve/undo",
@@ -226,7 +225,7 @@ async def test_a_flow_waits_for_an_event_and_goes_on_when_it_comes(dsn: str, tmp
         [view] = await it.ended("order-1")
 
         assert await it.one("select count(*) from waypost.mail where type = 'order.approved'") == 1
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (view.row.status, view.output) == ("completed", "ann")
     assert effects(it, "order-1") == ["done stock.reserve", "done shipment.create"]
 
@@ -241,7 +240,7 @@ async def test_an_event_that_came_first_is_there_when_a_flow_waits_for_it(dsn: s
         it.open_gate()
         first, second = await it.ended("order-1", "abreast-2")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (first.row.status, first.output) == ("completed", "ann")
     assert (second.row.status, second.output) == ("completed", "bob")
 
@@ -275,7 +274,7 @@ async def test_once_a_cancel_is_acknowledged_no_step_begins_and_what_was_done_is
         it.part("worker").thaw()
         views = await it.ended("unpaid-1", "unpaid-2")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert [view.row.status for view in views] == ["cancelled", "cancelled"]
     for order in ("unpaid-1", "unpaid-2"):
         assert it.book().arrivals_of(order, "shipment.create") == []
@@ -296,7 +295,7 @@ async def test_a_flow_that_is_not_over_in_its_time_is_stopped_and_undone(dsn: st
         await it.order("order-2", flow="bounded")
         late, in_time = await it.ended("mute-1", "order-2")
 
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert (late.row.status, in_time.row.status) == ("compensated", "completed")
     assert effects(it, "mute-1") == [*BOUGHT, *UNDONE_AFTER_SHIPPING]
     assert effects(it, "order-2") == [*BOUGHT, "done shipment.create"]

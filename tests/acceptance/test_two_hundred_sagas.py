@@ -44,7 +44,6 @@ from tests.acceptance.stand import DESKS, Role, Stand, free_port, stand
 from tests.acceptance.watch import MAY_HOLD, watching
 from tests.cluster import fast_folder
 from tests.evidence import Evidence
-from tests.invariants import broken
 from tests.waiting import until
 
 SAGAS: Final = 200
@@ -173,7 +172,7 @@ async def test_two_hundred_sagas(
         assert watch.excess == []
         assert watch.stuck == []
         assert proven.total() >= HITS_MIN
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
         await assert_no_mail_was_left_unread(it, orders)
         await assert_messages_arrived_as_they_were_committed(it)
         unwanted = await taken_back(it)

@@ -13,7 +13,6 @@ from orchestrator.store.situation import situation
 from orchestrator.why import explain
 from tests.acceptance.stand import Stand, stand
 from tests.evidence import Evidence
-from tests.invariants import broken
 from tests.waiting import until
 
 WATCH_SECONDS = 90.0
@@ -33,7 +32,7 @@ async def test_a_worker_that_starts_says_what_is_stuck_and_it_can_be_mended(dsn:
         await it.conn.execute("update waypost.execution set wake_at = now()")
         it.open_gate()
         [view] = await it.ended("gated-1")
-        assert await broken(it.conn, at_rest=True) == []
+        assert await it.at_rest() == []
     assert view.row.status == "completed"
 
 

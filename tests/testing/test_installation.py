@@ -22,7 +22,7 @@ from orchestrator.objects.large import Large
 from orchestrator.testing import clock
 from orchestrator.testing.databases import Databases
 from orchestrator.testing.installation import Installation, Unexpected, installed
-from tests.invariants import broken
+from tests.invariants import at_rest
 from tests.testing.flows import Charge, Charged, Collected, Refund, Ship, buy, doubtful, patient
 
 Waypost = Callable[..., AbstractAsyncContextManager[Installation]]
@@ -46,7 +46,7 @@ async def test_a_saga_runs_with_services_that_reply_refuse_and_undo(
         assert bad.row.status == "compensated"
         assert bank.did(Charge) == [Charge(order="A"), Charge(order="B")]
         assert bank.did(Refund) == [Refund(order="B", charge="c1")]
-        assert await broken(here.conn, at_rest=True) == []
+        assert await at_rest(here.conn) == []
 
 
 async def test_what_goes_wrong_on_the_way_is_tried_again_and_charged_once(waypost: Waypost) -> None:
@@ -109,7 +109,7 @@ async def test_days_pass_when_told_and_no_worker_loses_its_lease(waypost: Waypos
         assert (failed.error or {})["code"] == "timed-out"
         rows = await here.conn.execute("select count(*) from waypost.worker")
         assert await rows.fetchone() == (1,)
-        assert await broken(here.conn, at_rest=True) == []
+        assert await at_rest(here.conn) == []
 
 
 async def test_a_command_that_nobody_answers_is_unknown_when_its_time_is_over(waypost: Waypost) -> None:
