@@ -30,10 +30,13 @@ from tests.acceptance.sagas import (
 from tests.acceptance.stand import LEDGER, stand
 
 SIZES: Final = [
-    pytest.param(20, 12, id="20 sagas"),
+    pytest.param(20, 8, id="20 sagas"),
     pytest.param(50, 30, id="50 sagas", marks=pytest.mark.proof),
 ]
-"""How many sagas, and how many deaths at least among them."""
+"""How many sagas, and how many deaths at least among them, each proven by what it interrupted."""
+
+SPARE: Final = 1.25
+"""Deaths for each that is to be proven: a commit that was sent may free what its worker owned, and nothing shows."""
 
 
 def test_the_ledger_shares_no_code_with_us() -> None:
@@ -54,8 +57,9 @@ async def test_no_loss_no_double(dsn: str, tmp_path: Path, seed: int, number: in
     async with stand(dsn, tmp_path, roles=roles, ledger_options=ledger) as it, asyncio.TaskGroup() as returns:
         starts = Starts(it, orders, chance.sample(orders, number))
         nemesis = Nemesis(it, returns, chance, starts.feed)
-        while nemesis.hits.total() < hits_min and await starts.feed("worker"):
-            await starts.up_to(nemesis.hits.total() / hits_min)
+        wanted = hits_min * SPARE
+        while nemesis.hits.total() < wanted and await starts.feed("worker"):
+            await starts.up_to(nemesis.hits.total() / wanted)
             await nemesis.round()
         await starts.up_to(1)
         await nemesis.rest()
