@@ -180,7 +180,10 @@ NOTES: Final = (
         "Three trivial steps one after the other, each returning a small JSON that is durable before the "
         "next begins."
     ),
-    "One process each, its garbage collector set alike: it leaves out what was imported, and runs each 50,000 new objects.",
+    (
+        "One process each, its garbage collector set alike: it leaves out what was imported, and runs each "
+        "50,000 new objects."
+    ),
     (
         "Client and worker share one process, for every system. What is counted is afterwards found in "
         "the database: each execution completed, with three step records."
