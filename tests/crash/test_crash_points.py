@@ -34,7 +34,6 @@ TRACED: Final = frozenset(
     {
         "orchestrator.store.commits.COMMIT_MUTEXES_TRACED",
         "orchestrator.store.commits.COMMIT_TRACED",
-        "orchestrator.store.commits.COMMIT_WAITS_TRACED",
         "orchestrator.store.spans.DROP_OLD",
         "orchestrator.store.spans.EXPORTED",
         "orchestrator.store.spans.TAKE",
@@ -43,15 +42,13 @@ TRACED: Final = frozenset(
     }
 )
 """Statements of deployments that have a collector; all else is as it is without one."""
+MARKED: Final = "as without a collector; that its turns are marked: tests/telemetry/test_tracing.py"
 APPLICATIONS: Final = (
     "part of an application's own transaction, which it gives again; tests/store/test_errands.py"
 )
-EMITTING: Final = "as COMMIT_EMITTING, for a collector: tests/engine/test_emit.py"
-PUBLISHING: Final = "as COMMIT_PUBLISHING, for a collector: tests/engine/test_publish.py"
 BY_PAGES: Final = (
     "a page of `payloads rekey`; begun again, it goes on with what is left (tests/engine/test_sealed.py)"
 )
-TASKED: Final = "as COMMIT_TASKED, for a collector: tests/engine/test_tasks.py"
 REMOVED: Final = "one transaction, after which there is no such endpoint: tests/relay/test_told.py"
 KEPT_APART: Final = "what no order of ours comes to; tests/receiver/test_quarantine.py says it again"
 GUARDED: Final = "the claim while an endpoint has a rate or an open circuit: tests/relay/test_health.py"
@@ -97,9 +94,10 @@ NOT_HERE: Final = {
     "orchestrator.store.registry.SET_SENDER": ELSEWHERE,
     "orchestrator.store.subscriptions.ADD": ELSEWHERE,
     "orchestrator.store.subscriptions.REMOVE": ELSEWHERE,
-    "orchestrator.store.commits.COMMIT_EMITTING_TRACED": EMITTING,
-    "orchestrator.store.commits.COMMIT_PUBLISHING_TRACED": PUBLISHING,
-    "orchestrator.store.commits.COMMIT_TASKED_TRACED": TASKED,
+    "orchestrator.store.commits.COMMIT_EMITTING_TRACED": MARKED,
+    "orchestrator.store.commits.COMMIT_PUBLISHING_TRACED": MARKED,
+    "orchestrator.store.commits.COMMIT_TASKED_TRACED": MARKED,
+    "orchestrator.store.commits.COMMIT_WAITS_TRACED": MARKED,
     "orchestrator.store.errands.PUBLISH": APPLICATIONS,
     "orchestrator.store.errands.SIGNAL": APPLICATIONS,
     "orchestrator.store.errands.START": APPLICATIONS,
@@ -142,7 +140,9 @@ TELLING: Final = (
 """Those at which an engine that is careless loses something, or does it twice."""
 
 
-COMMIT_OF_A_FAMILY: Final = f"orchestrator.store.families.LOCK+{COMMIT}+orchestrator.store.families.AFTER"
+COMMIT_OF_A_FAMILY: Final = (
+    f"orchestrator.store.families.LOCK+{COMMIT}_WAITS+orchestrator.store.families.AFTER"
+)
 OF_A_FAMILY: Final = (
     Point("worker", "commit", COMMIT_OF_A_FAMILY, "asked packed", "lost"),
     Point("worker", "commit", COMMIT_OF_A_FAMILY, "ended reserve", "before"),

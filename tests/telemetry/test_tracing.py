@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
@@ -19,6 +20,7 @@ from orchestrator.client import Client
 from orchestrator.flows import Flows
 from orchestrator.store import commits, workers
 from orchestrator.store import spans as store
+from orchestrator.store.commits import NewAttribute, NewEvent, NewMutex
 from orchestrator.store.database import Pool
 from orchestrator.store.hints import Hints, running
 from orchestrator.telemetry import tracing
@@ -28,7 +30,7 @@ from orchestrator.worker import Worker
 from receiver.inbox import post
 from tests.engine.flows import FLOWS, Charge, Ship
 from tests.moments import Moments
-from tests.store.world import begun, claim, event, held, reply, rows, sent, worker
+from tests.store.world import NOON, begun, claim, event, held, reply, rows, sent, task, wait, worker
 from tests.waiting import until
 
 Connection = psycopg.AsyncConnection[Any]
@@ -152,6 +154,30 @@ async def test_two_exporters_never_take_the_same_mark(pool: Pool, conn: Connecti
     second = await store.take(conn, part="worker", limit=10, lease=lease)
 
     assert ([mark.facts for mark in first], second) == ([1], [])
+
+
+EVENT: Final = NewEvent(
+    uuid4(), "emit", "paid", "k", b'{"source": "/orders"}', {}, NOON + timedelta(days=365_000), hops=0
+)
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        {"waits": [wait("a")]},
+        {"events": [EVENT]},
+        {"attributes": [NewAttribute("stage", "paid")]},
+        {"mutexes": [NewMutex("a/mutex", "step", "line-7")]},
+        {"tasks": [task()]},
+    ],
+    ids=lambda leaves: next(iter(leaves)),
+)
+async def test_a_turn_is_marked_whatever_else_it_leaves(conn: Connection, leaves: dict[str, Any]) -> None:
+    it = await held(conn)
+    turn = replace(it.turn(release=False), **leaves)
+
+    assert await commits.commit(conn, [turn], me=it.me, traced=True)
+    assert await marked(conn) == 1
 
 
 async def test_what_nobody_has_exported_for_an_hour_is_dropped_and_counted(
