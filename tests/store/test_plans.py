@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Final, LiteralString
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from orchestrator.store import executions
+from orchestrator.store import executions, mutexes
+from orchestrator.store.commits import NewMutex
 from tests.store.world import (
     Held,
     a_few_rows_read,
     asked,
     commit,
+    event,
+    fill_the_shelf,
     held,
     mail_of,
     message,
@@ -75,6 +79,44 @@ async def test_a_turn_takes_a_message_back_by_a_few_rows_however_many_there_are(
     async with planned.transaction(), a_few_rows_read(planned):
         assert await commit(planned, holder, holder.turn(("withdrawn", "pay", {}), take_back=[new]))
     assert await state_of(planned, new) == "withdrawn"
+
+
+async def test_an_event_is_stored_by_a_few_rows_however_many_its_sender_has_sent(planned: Connection) -> None:
+    await fill_the_shelf(planned)
+    first = event("new", key="other", webhook_id="hook")
+
+    async with planned.transaction(), a_few_rows_read(planned):
+        [stored] = await posted(planned, first)
+    async with planned.transaction(), a_few_rows_read(planned):
+        [again] = await posted(planned, first)
+    assert (stored.outcome, again.outcome) == ("stored", "duplicate")
+
+
+WAITING: Final[LiteralString] = """
+    insert into waypost.mutex (tenant_id, kind, key, execution_id, epoch, path, asked_at)
+    select 1, 'step', 'busy', gen_random_uuid(), 0, 'a/mutex', now()
+      from generate_series(1, 2000)
+"""
+
+
+async def test_a_mutex_is_given_by_a_few_rows_however_many_wait_for_another(planned: Connection) -> None:
+    await planned.execute("alter table waypost.mutex set (autovacuum_enabled = off)")
+    for key in ("busy", "free"):
+        assert await given(planned, key) == 1
+    await planned.execute(WAITING)
+    await planned.execute("delete from waypost.mutex where key = 'free'")
+
+    async with planned.transaction(force_rollback=True):
+        assert await given(planned, "free", few=True) == 1
+
+
+async def given(conn: Connection, key: str, *, few: bool = False) -> int:
+    """How many get a mutex once somebody new has asked for `key`."""
+    holder = await held(conn)
+    await commit(conn, holder, holder.turn(mutexes=[NewMutex("a/mutex", "step", key)]))
+    async with a_few_rows_read(conn) if few else nullcontext():
+        granted, _ = await mutexes.grant(conn, limit=100)
+    return granted
 
 
 async def asking(conn: Connection) -> tuple[Held, UUID]:

@@ -457,7 +457,7 @@ READ: Final[LiteralString] = """
     select relname, seq_scan, coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
       from pg_stat_xact_user_tables
      where schemaname = 'waypost'
-       and relname = any(array['inbox', 'wait', 'mail', 'execution', 'outbox', 'journal'])
+       and relname = any(array['inbox', 'wait', 'mail', 'execution', 'outbox', 'journal', 'mutex'])
 """
 
 
