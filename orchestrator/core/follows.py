@@ -79,12 +79,6 @@ class Follows:
         """What there is of one kind."""
         return [one for one in self._said if isinstance(one, kind)]
 
-    def take(self, kind: type[F]) -> list[F]:
-        """What there is of one kind; it is the caller's from now on."""
-        taken = self.of(kind)
-        self._said = [one for one in self._said if not isinstance(one, kind)]
-        return taken
-
     def up_to(self, position: int) -> Follows:
         """What follows from facts up to `position`."""
         found = Follows()

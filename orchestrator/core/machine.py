@@ -35,7 +35,7 @@ from orchestrator.core.errors import (
     reason_of,
 )
 from orchestrator.core.fact import BYSTANDERS, Fact
-from orchestrator.core.follows import ClosedWait, Follows, LeftChild, LetGo, SentAgain, TakenBack
+from orchestrator.core.follows import Follows, SentAgain
 from orchestrator.core.journal import BEGINNING, Journal
 from orchestrator.core.mutexes import FLOW, Mutexes
 from orchestrator.core.past import Past
@@ -125,26 +125,6 @@ class Machine:
     def follows(self) -> Follows:
         """What else follows from `new`."""
         return self.journal.follows
-
-    @property
-    def taken_back(self) -> list[TakenBack]:
-        return self.follows.of(TakenBack)
-
-    @property
-    def closed_waits(self) -> list[ClosedWait]:
-        return self.follows.of(ClosedWait)
-
-    @property
-    def sent_again(self) -> list[SentAgain]:
-        return self.follows.of(SentAgain)
-
-    @property
-    def left_children(self) -> list[LeftChild]:
-        return self.follows.of(LeftChild)
-
-    @property
-    def let_go(self) -> list[LetGo]:
-        return self.follows.of(LetGo)
 
     @property
     def mutexes(self) -> Mutexes:

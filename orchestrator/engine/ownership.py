@@ -213,6 +213,7 @@ class Ownership:
                 sent_max=Large.bytes_max() if self._engine.wire.tickets else PAYLOAD_BYTES_MAX,
             )
             self._at.position = self._position
+            self._said_held = said_held(journal)
             if len(journal) > 1:  # else it was only started
                 self._remember(journal)
             self._at.replay([*journal, *self._at.new], now=self._engine.clock.now())
@@ -226,7 +227,6 @@ class Ownership:
             self._obey_resume(stopped)
         elif deaths_at_end(journal) >= DEATHS_MAX:
             raise Deadly(f"{DEATHS_MAX} workers in a row died while they owned it")
-        self._said_held = said_held(journal)
 
     async def _take_in(self, mail: list[Mail]) -> None:
         """Raises Unreadable for what cannot be opened, Elsewhere for what the payload store does not give: it is not

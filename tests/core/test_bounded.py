@@ -22,6 +22,7 @@ from orchestrator import (
 )
 from orchestrator.core.bounds import bounds_of
 from orchestrator.core.fact import Fact
+from orchestrator.core.follows import SentAgain
 from orchestrator.core.machine import Machine
 from orchestrator.core.retry import ONCE, UNDO_RETRY
 from orchestrator.engine.message import asked_again
@@ -77,7 +78,7 @@ def test_an_undo_that_its_service_gave_up_is_sent_again_as_its_policy_says_and_s
     gives_up(flow, "busy")
     assert (flow.status, flow.machine.next_due()) == ("open", (NOON + minutes(10), "do/undo"))
     flow.machine.fire(NOON + minutes(10))
-    again = asked_again(flow.machine.sent_again[0])
+    again = asked_again(flow.machine.follows.of(SentAgain)[0])
     flow.journal += flow.machine.take_new()
     done(flow, "do/undo")
 

@@ -13,6 +13,7 @@ from orchestrator import Context, FlowError, UsageError, days, hours
 from orchestrator.core import driver
 from orchestrator.core import machine as machine_module
 from orchestrator.core.errors import LimitExceeded
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.core.path import DEPTH_MAX, PATH_BYTES_MAX
 from orchestrator.testing import NOON
@@ -118,7 +119,7 @@ def test_a_call_that_cannot_be_sent_in_a_branch_that_is_stopped_at_once_has_no_m
     machine = bare(asks)
 
     assert said(machine.new)[-2:] == ["withdrawn all.0/a", "finished failed"]
-    assert machine.taken_back == []
+    assert machine.follows.of(TakenBack) == []
 
 
 # ---- depth -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from orchestrator import (
     seconds,
     workflow,
 )
+from orchestrator.core.follows import SentAgain, TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON, FlowTester
 from orchestrator.workflow import Workflow
@@ -83,16 +84,16 @@ def test_a_command_that_its_service_gave_up_is_sent_again_when_its_time_has_come
 def test_what_is_sent_again_follows_from_the_fact_that_says_so() -> None:
     machine = bare(pays_and_waits)
     gives_up(machine)
-    assert machine.sent_again == []
+    assert machine.follows.of(SentAgain) == []
 
     machine.fire(NOON + minutes(1))
 
-    [again] = machine.sent_again
+    [again] = machine.follows.of(SentAgain)
     assert (again.ask.path, again.attempt, again.at) == ("pay", 2, NOON + minutes(1))
     assert again.position == machine.new[-1].position
     again_from_the_journal = Machine(machine.program)
     again_from_the_journal.replay(machine.new)
-    assert again_from_the_journal.sent_again == []
+    assert again_from_the_journal.follows.of(SentAgain) == []
     machine.evict()
     again_from_the_journal.evict()
 
@@ -158,7 +159,7 @@ def test_a_call_that_is_stopped_between_two_sends_is_undone_at_once_since_nothin
 
     cancelled(machine)
 
-    assert (machine.settling(), machine.taken_back, list(machine.open)) == ([], [], ["pay/undo"])
+    assert (machine.settling(), machine.follows.of(TakenBack), list(machine.open)) == ([], [], ["pay/undo"])
     machine.evict()
 
 
@@ -168,7 +169,7 @@ def test_a_call_that_is_stopped_after_it_was_sent_again_takes_that_message_back_
     machine.fire(NOON + minutes(1))
 
     cancelled(machine)
-    [back] = machine.taken_back
+    [back] = machine.follows.of(TakenBack)
     assert (machine.settling(), back.path, back.asked_at) == (["pay"], "pay", NOON + minutes(1))
     tell(machine, "ended", "pay", {"outcome": "unknown", "error": {"code": "sent"}})
 
@@ -186,7 +187,7 @@ def test_a_command_that_was_sent_again_is_unknown_at_its_first_deadline() -> Non
 
     machine.fire(NOON + days(1))
 
-    assert [back.asked_at for back in machine.taken_back] == [NOON + minutes(1)]
+    assert [back.asked_at for back in machine.follows.of(TakenBack)] == [NOON + minutes(1)]
     assert machine.settling() == ["pay"]
     machine.evict()
 

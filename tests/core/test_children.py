@@ -24,6 +24,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core.errors import LimitExceeded, error_in
+from orchestrator.core.follows import LeftChild
 from orchestrator.core.machine import Machine
 from orchestrator.core.waiting import open_in
 from orchestrator.testing import EXECUTION, NOON, FlowTester
@@ -92,7 +93,7 @@ def shipping(order_id: str = "A") -> FlowTester[str, str]:
 
 
 def left(machine: Machine) -> list[tuple[str, str]]:
-    return [(one.path, one.execution) for one in machine.left_children]
+    return [(one.path, one.execution) for one in machine.follows.of(LeftChild)]
 
 
 # ---- a child and its ends ------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_who_is_to_be_told_follows_from_the_fact_that_it_was_withdrawn() -> None
     flow.cancels()
 
     position = next(fact.position for fact in flow.journal if fact.kind == "withdrawn")
-    assert [(one.path, one.execution, one.position) for one in flow.machine.left_children] == [
+    assert [(one.path, one.execution, one.position) for one in flow.machine.follows.of(LeftChild)] == [
         ("ship", str(child_id(EXECUTION, 0, "ship")), position)
     ]
 

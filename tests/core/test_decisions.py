@@ -29,6 +29,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core.errors import InputInvalid, NonDeterminism, ProgramFault
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.store.executions import Mail
 from orchestrator.testing import NOON, FlowTester
@@ -233,7 +234,7 @@ def test_a_losers_call_under_way_is_withdrawn_and_undone_as_unknown_when_it_has_
     for machine in (sent, never_sent):
         done(machine, "first.1/quick")
         assert (open_in(machine), machine.settling()) == ([], ["first.0/slow"])
-        assert [back.path for back in machine.taken_back] == ["first.0/slow"]
+        assert [back.path for back in machine.follows.of(TakenBack)] == ["first.0/slow"]
 
     unknown(sent, "first.0/slow")
     refused(never_sent, "first.0/slow", "never-sent")

@@ -34,7 +34,7 @@ from orchestrator.core.context import Saga
 from orchestrator.core.driver import Driver
 from orchestrator.core.errors import NonDeterminism, ProgramFault, error_in
 from orchestrator.core.fact import Fact
-from orchestrator.core.follows import TakenBack
+from orchestrator.core.follows import LeftChild, LetGo, TakenBack
 from orchestrator.core.fork import Fork
 from orchestrator.core.journal import Journal
 from orchestrator.core.machine import Machine
@@ -443,7 +443,7 @@ def nothing_follows_from_a_turn_that_was_stopped() -> None:
     machine = bare(asks)
     with suppress(ProgramFault):
         ends(machine, "all.0/a", "refused")
-    assert (said(machine.new)[-1], machine.taken_back) == ("ended all.0/a", [])
+    assert (said(machine.new)[-1], machine.follows.of(TakenBack)) == ("ended all.0/a", [])
 
 
 # ---- examples of events ----------------------------------------------------------------------------------------
@@ -966,7 +966,7 @@ def a_child_is_told_to_end_and_waited_for() -> None:
     machine = started(parent)
     ends(machine, "a", "done")
     cancelled(machine)
-    assert [one.path for one in machine.left_children] == ["kid"]
+    assert [one.path for one in machine.follows.of(LeftChild)] == ["kid"]
     assert list(machine.open) == ["kid"]
     ends(machine, "kid", "child_failed")
     ends(machine, "a/undo", "done")
@@ -1008,15 +1008,15 @@ def a_mutex_is_kept_while_its_step_may_act() -> None:
     machine = started(goes_on)
     ends(machine, "settle.0/a/mutex", "done")
     machine.fire(NOON + minutes(1))
-    assert machine.let_go == []
+    assert machine.follows.of(LetGo) == []
     ends(machine, "settle.0/a", "refused")
-    assert [one.path for one in machine.let_go] == ["settle.0/a/mutex"]
+    assert [one.path for one in machine.follows.of(LetGo)] == ["settle.0/a/mutex"]
 
 
 def who_waits_no_more_lets_its_turn_go() -> None:
     machine = started(alone)
     cancelled(machine)
-    assert [one.path for one in machine.let_go] == ["a/mutex"]
+    assert [one.path for one in machine.follows.of(LetGo)] == ["a/mutex"]
 
 
 def child_that_is_not_told(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from orchestrator import (
 )
 from orchestrator.core.errors import NonDeterminism
 from orchestrator.core.fact import Fact
+from orchestrator.core.follows import ClosedWait
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON, FlowTester
 from tests.core.answers import bare, done, driven, flow_of, open_in, received, refused, said
@@ -348,11 +349,11 @@ def test_waits_are_told_to_whoever_keeps_them_when_they_end_and_not_again_in_a_r
 
     received(machine, "f")
 
-    assert [(wait.ask.path, wait.position) for wait in machine.closed_waits] == [
+    assert [(wait.ask.path, wait.position) for wait in machine.follows.of(ClosedWait)] == [
         ("first.1/f", 5),
         ("first.0/e", 6),
     ]
     assert open_in(machine) == []
     again = Machine(flow_of(takes).program)
     again.replay(machine.new)
-    assert again.closed_waits == []
+    assert again.follows.of(ClosedWait) == []

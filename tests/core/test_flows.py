@@ -25,6 +25,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core.errors import LimitExceeded, ProgramFault
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON, FlowTester
 
@@ -151,7 +152,7 @@ def test_no_undo_before_its_step_has_settled() -> None:
 
     assert machine.fire(NOON + minutes(5))
 
-    assert [back.path for back in machine.taken_back] == ["charge"]
+    assert [back.path for back in machine.follows.of(TakenBack)] == ["charge"]
     assert list(machine.open) == []
     machine.tell("late", "charge", {"outcome": "refused", "error": {"code": "never-sent"}}, NOON)
     assert list(machine.open) == ["reserve/undo"]

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator import Cancelled, Context, FlowError, UsageError, days, hours, local
 from orchestrator.core.errors import Halt, NonDeterminism, ProgramFault
+from orchestrator.core.follows import ClosedWait, TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON
 from tests.core.answers import (
@@ -316,7 +317,7 @@ def test_nothing_follows_from_what_a_program_said_in_the_turn_that_stopped_it() 
     with pytest.raises(ProgramFault):
         refused(machine, "all.0/a")
     assert said(machine.new)[-1] == "ended all.0/a"
-    assert (machine.taken_back, machine.closed_waits) == ([], [])
+    assert (machine.follows.of(TakenBack), machine.follows.of(ClosedWait)) == ([], [])
     machine.remark("held", "", {"code": ProgramFault.code, "reason": ""}, NOON)
     machine.evict()
 
@@ -325,8 +326,8 @@ def test_nothing_follows_from_what_a_program_said_in_the_turn_that_stopped_it() 
     again.replay(machine.new)
     done(again, "all.3/work")
 
-    assert [(back.path, back.position) for back in again.taken_back] == [("all.1/b", 8)]
-    assert [(wait.ask.path, wait.position) for wait in again.closed_waits] == [("all.2/e", 9)]
+    assert [(back.path, back.position) for back in again.follows.of(TakenBack)] == [("all.1/b", 8)]
+    assert [(wait.ask.path, wait.position) for wait in again.follows.of(ClosedWait)] == [("all.2/e", 9)]
 
 
 def test_a_gift_that_stops_the_program_is_kept_and_its_wait_is_over() -> None:
@@ -340,7 +341,7 @@ def test_a_gift_that_stops_the_program_is_kept_and_its_wait_is_over() -> None:
         received(machine, "e")
 
     assert said(machine.new) == ["started", "asked e", "received", "ended e"]
-    assert [(wait.ask.path, wait.position) for wait in machine.closed_waits] == [("e", 4)]
+    assert [(wait.ask.path, wait.position) for wait in machine.follows.of(ClosedWait)] == [("e", 4)]
     machine.evict()
 
 
@@ -365,7 +366,7 @@ def test_nothing_follows_from_a_replay_that_differs() -> None:
     with pytest.raises(NonDeterminism, match="ends at position 5"):
         again.replay(machine.new)
 
-    assert (again.new, again.taken_back, again.closed_waits) == ([], [], [])
+    assert (again.new, again.follows.of(TakenBack), again.follows.of(ClosedWait)) == ([], [], [])
     again.evict()
 
 

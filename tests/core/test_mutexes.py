@@ -20,6 +20,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core.fact import Fact
+from orchestrator.core.follows import LetGo
 from orchestrator.core.machine import Machine
 from orchestrator.core.mutexes import FLOW
 from orchestrator.core.waiting import open_in
@@ -48,7 +49,7 @@ async def calls(ctx: Context, n: int) -> str:
 
 
 def let_go(machine: Machine) -> list[str]:
-    return [one.path for one in machine.let_go]
+    return [one.path for one in machine.follows.of(LetGo)]
 
 
 def with_turn(fn: Any) -> Machine:

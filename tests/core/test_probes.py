@@ -27,6 +27,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.core.fact import Fact
+from orchestrator.core.follows import SentAgain, TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.engine.message import Identity, Wire, asked_again, message_of
 from orchestrator.testing import NOON, FlowTester
@@ -154,7 +155,7 @@ def test_while_it_cannot_say_it_is_asked_again_and_each_question_has_a_key_of_it
     assert due is not None
     assert due[1] == "charge/probe"
     flow.machine.fire(due[0])
-    [again] = [message(asked_again(one)) for one in flow.machine.sent_again]
+    [again] = [message(asked_again(one)) for one in flow.machine.follows.of(SentAgain)]
     first = message(next(fact for fact in flow.journal if fact.path == "charge/probe"))
 
     assert b'"probes":"x/0/charge"' in again.body.replace(b" ", b"")
@@ -224,7 +225,10 @@ def test_nothing_is_asked_before_it_is_known_that_the_message_cannot_act_any_mor
     machine = Machine(charges().program)
     machine.tell("started", "", {"input": "A", "seed": ""}, NOON)
     machine.fire(NOON + hours(1))
-    assert (list(machine.open), [back.path for back in machine.taken_back]) == (["charge"], ["charge"])
+    assert (list(machine.open), [back.path for back in machine.follows.of(TakenBack)]) == (
+        ["charge"],
+        ["charge"],
+    )
 
     tell(machine, "ended", "charge", {"outcome": "refused", "error": {"code": "never-sent"}})
 

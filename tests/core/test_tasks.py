@@ -23,6 +23,7 @@ from orchestrator import (
     seconds,
     workflow,
 )
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.core.terms import Op
 from orchestrator.testing import NOON, FlowTester
@@ -191,7 +192,7 @@ def test_a_cancelled_task_settles_before_it_is_undone_and_its_late_refusal_drops
     machine = bare(undoing())
     tell(machine, "cancel_asked", "", {"by": "ann", "reason": "enough"})
 
-    [back] = machine.taken_back
+    [back] = machine.follows.of(TakenBack)
     assert (back.path, back.task, machine.settling()) == ("resize", True, ["resize"])
     assert undone(machine.new) == []
     tell(machine, "ended", "resize", {"outcome": "refused", "error": {"code": "never-sent"}})
@@ -212,7 +213,7 @@ def test_a_task_that_waits_for_its_next_try_has_nothing_to_settle_and_may_have_a
     tell(machine, "ended", "resize", {"outcome": "failed", "error": {"code": "busy"}})
     tell(machine, "cancel_asked", "", {"by": "ann", "reason": "enough"})
 
-    assert (machine.taken_back, machine.settling()) == ([], [])
+    assert (machine.follows.of(TakenBack), machine.settling()) == ([], [])
     assert machine.new[-1].path == "resize/undo"
 
 
@@ -293,4 +294,4 @@ def test_the_first_of_two_tasks_withdraws_the_other_one() -> None:
     tell(machine, "ended", "first.0/resize", {"outcome": "done", "value": "small"})
 
     assert machine.status == "completed"
-    assert [(back.path, back.task) for back in machine.taken_back] == [("first.1/resize", True)]
+    assert [(back.path, back.task) for back in machine.follows.of(TakenBack)] == [("first.1/resize", True)]

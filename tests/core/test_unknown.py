@@ -11,6 +11,7 @@ import pytest
 from contracts import Command, Effect
 from orchestrator import Context, Retry, StepError, command, days, hours, local, minutes, seconds, workflow
 from orchestrator.core.errors import InputInvalid, ProgramFault, StepRefused, UsageError
+from orchestrator.core.follows import TakenBack
 from orchestrator.core.machine import Machine
 from orchestrator.testing import NOON, FlowTester
 from orchestrator.workflow import Workflow
@@ -80,7 +81,7 @@ def test_a_message_is_taken_back_although_its_timeout_stops_the_program() -> Non
     with pytest.raises(ProgramFault):
         machine.fire(NOON + minutes(1))
 
-    assert [(back.path, back.position) for back in machine.taken_back] == [("a", 3)]
+    assert [(back.path, back.position) for back in machine.follows.of(TakenBack)] == [("a", 3)]
     assert [(fact.position, fact.kind) for fact in machine.new][-1] == (3, "ended")
 
 
@@ -285,7 +286,7 @@ def test_an_undo_by_a_function_is_run_here_and_one_by_a_command_is_sent_and_take
     assert (ask.is_message, ask.is_local) == (by == "command", by == "function")
     assert [one.path for one in machine.runnable()] == ([] if by == "command" else ["a/undo"])
     assert machine.fire(NOON + days(2)) == (by == "command")
-    assert [back.path for back in machine.taken_back] == (["a/undo"] if by == "command" else [])
+    assert [back.path for back in machine.follows.of(TakenBack)] == (["a/undo"] if by == "command" else [])
     assert (machine.held and machine.held.code) == ("undo-failed" if by == "command" else None)
     machine.evict()
 

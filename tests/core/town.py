@@ -51,7 +51,7 @@ class Neighbour(World):
         return [path for path in self.machine.open if (self.number, path) in self.town.mail]
 
     def _write(self) -> None:
-        let_go, written = self.machine.follows.take(LetGo), len(self.journal)
+        let_go, written = self.machine.follows.of(LetGo), len(self.journal)
         super()._write()
         self.town.committed(self.number, self.journal[written:], let_go)
 

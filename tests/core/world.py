@@ -271,7 +271,8 @@ class World:
 
     def _write(self) -> None:
         """What is new is in the journal, and what follows from it has happened."""
-        self.left += self.machine.follows.take(LeftChild)
+        self.left += self.machine.follows.of(LeftChild)
+        self.machine.follows.clear()
         self.journal += self.machine.take_new()
 
     def _hold(self, halt: Halt) -> None:

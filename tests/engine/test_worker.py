@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ import pytest
 from contracts import strict_json
 from contracts.outcome import Outcome
 from orchestrator.client import Client, NotHeld
+from orchestrator.core.machine import Machine
+from orchestrator.engine.ownership import Ownership
+from orchestrator.engine.work import Work
 from orchestrator.store.database import Connection
 from receiver import inbox
 from receiver.inbox import MailItem
@@ -329,3 +333,26 @@ async def test_an_order_that_an_earlier_answer_makes_needless_stays_in_the_histo
     assert (ordered.actor, ordered.path, said["verdict"], said["reason"]) == (
         "operator:ann", "charge", "not_done", "the bank says no",
     )  # fmt: skip
+
+
+async def test_what_an_execution_was_in_memory_is_gone_when_it_ends(working: Working, client: Client) -> None:
+    """Without the garbage collector: to walk over what each of them left cost a quarter of a worker's time."""
+    gc.collect()
+    before = len(in_memory())
+    gc.disable()
+    try:
+        async with working():
+            for number in range(3):
+                started = await client.start(FLOWS.get("three"), number)
+                assert (await client.wait(started.execution_id, seconds=30)).row.status == "completed"
+
+            async def gone() -> bool:
+                return len(in_memory()) <= before
+
+            await until(gone, what="nothing of what ended to be left")
+    finally:
+        gc.enable()
+
+
+def in_memory() -> list[object]:
+    return [one for one in gc.get_objects() if isinstance(one, Machine | Ownership | Work)]
