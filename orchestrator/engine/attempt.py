@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache, partial, reduce
+from types import FunctionType
 from typing import Any, ClassVar, Final, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -177,11 +178,9 @@ async def called(
 
 
 def is_coroutine_function(fn: Callable[..., Any]) -> bool:
-    """As that of `inspect`, which takes its time: most are, and say so themselves."""
-    code = getattr(fn, "__code__", None)
-    return (code is not None and bool(code.co_flags & inspect.CO_COROUTINE)) or inspect.iscoroutinefunction(
-        fn
-    )
+    """As that of `inspect`, which takes its time: most steps are plain coroutine functions, and say so themselves."""
+    plainly = isinstance(fn, FunctionType) and bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    return plainly or inspect.iscoroutinefunction(fn)
 
 
 async def in_thread(
