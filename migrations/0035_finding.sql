@@ -2,7 +2,7 @@
 --
 -- Plans that do not depend on what PostgreSQL knows of a table. The plan of a function is made when it is first called,
 -- which is when the tables are empty. Then one index is as good as another, and a message was looked for among all those
--- of its tenant: fifteen times the work, until the first analysis of the table was over.
+-- of its tenant: up to seven times the work, until the first analysis of the table was over.
 
 -- Serve the views of one execution. They begin with the execution, so that nothing else is looked for in them.
 drop index waypost.outbox_execution;

@@ -90,18 +90,17 @@ class Agenda:
 
     def runnable(self) -> list[Ask]:
         """Local work whose time has come. A step that a person has to decide about is not run meanwhile."""
-        return [
-            ask
-            for _, ask in self.open.values()
-            if ask.is_local and ask.retry_at is None and not self.is_over(ask)
-        ]
+        return [ask for _, ask in self.open.values() if self._may_run(ask)]
 
     def has_runnable(self) -> bool:
         """Whether any is `runnable`."""
         for _, ask in self.open.values():  # noqa: SIM110  # it is asked at each turn, and a generator costs as much again
-            if ask.is_local and ask.retry_at is None and not self.is_over(ask):
+            if self._may_run(ask):
                 return True
         return False
+
+    def _may_run(self, ask: Ask) -> bool:
+        return ask.is_local and ask.retry_at is None and not self.is_over(ask)
 
     def is_over(self, ask: Ask) -> bool:
         """Whether `ask` is open only for an answer: no try of it begins any more."""

@@ -503,13 +503,12 @@ class Ownership:
         if facts < FACTS_WARN <= facts + len(turn.facts):
             self._engine.observer.saw("journal is long", execution=self.claim.execution, facts=FACTS_WARN)
         if turn.facts:
-            back = [*turn.taken_back, *turn.tasks_back]
             self._engine.observer.saw(
                 "turn.committed",
                 flow=self.claim.definition,
                 version=self.claim.version,
                 facts=turn.facts,
-                taken_back=[position for position, _ in back] if back else [],
+                taken_back=[position for position, _ in (*turn.taken_back, *turn.tasks_back)],
                 began=machine.began,
             )
         if self._engine.committer.traced:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -65,7 +66,6 @@ def turn_of(
     `bases` has the traceparent of the segment of each fact, where a trace has any.
     """
     assert status in TRANSITIONS[before], f"{claim.execution}: {before} to {status}"
-    due = machine.next_due()
     turn = Turn(
         tenant=claim.tenant,
         execution=claim.execution,
@@ -79,11 +79,7 @@ def turn_of(
         status=str(status),
         undoing=bool(machine.undoing),
         release=release or status in RESTING,
-        due=clock.now()
-        if machine.continues or machine.has_runnable()
-        else due[0]
-        if due is not None
-        else None,
+        due=due_of(machine, clock),
         guard=mail_known if inputs.guard else None,
         asks=False,
     )
@@ -106,6 +102,14 @@ def turn_of(
     turn.family = family_of(claim, machine, facts, left, bases)
     turn.asks = bool(asked or turn.family.children)
     return turn
+
+
+def due_of(machine: Machine, clock: Clock) -> datetime | None:
+    """When there is something to do without mail: at once, at its earliest due time, or never."""
+    if machine.continues or machine.has_runnable():
+        return clock.now()
+    due = machine.next_due()
+    return None if due is None else due[0]
 
 
 def ask(
